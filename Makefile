@@ -1,0 +1,36 @@
+.DEFAULT_GOAL := help
+.PHONY: help setup demo up test check lock clean
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+help:  ## what there is
+	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /make \1\t/'
+
+setup:  ## make .venv with everything (minutes once, then nothing)
+	@$(PYTHON) scripts/setup.py
+
+demo: setup  ## start the whole stack on this machine, ask it one question
+	@$(BIN)/headrace demo
+
+up: setup  ## start the whole stack and keep it up
+	@$(BIN)/headrace up
+
+test: setup  ## every test, real engines included
+	@$(BIN)/python -m headrace.cli.demo_model > /dev/null
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+check: setup  ## format, lint, types, import rules, spelling, unit tests
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/codespell
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit
+
+lock: setup  ## make requirements/cpu.lock from requirements/*.in again
+	$(BIN)/python scripts/lock.py --upgrade
+
+clean:  ## remove .venv and every cache here
+	rm -rf .venv .setup.lock .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist
+	find shared services cli scripts tests -name __pycache__ -prune -exec rm -rf {} +
