@@ -1,0 +1,1 @@
+"""What every headrace service shares: the wire format, the subjects, the broker, the settings."""

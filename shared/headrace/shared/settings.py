@@ -1,0 +1,234 @@
+"""All settings, from one TOML file, the environment and the command line, in that order; the last one wins.
+
+`headrace.example.toml` lists every setting with its unit, default and reason; a test keeps the two equal.
+`HEADRACE_DECODE_SLOTS=8` sets `slots` of `[decode]`. A wrong value stops the start and names the setting.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from headrace.shared.errors import SettingsError
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+NonNegative = Annotated[int, msgspec.Meta(ge=0)]
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+EngineKind = Literal["vllm", "fake"]
+Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+
+ENV_PREFIX = "HEADRACE_"
+
+
+def home() -> Path:
+    """Return where headrace keeps the demo model, run files and the broker's store (`$HEADRACE_HOME`)."""
+    return Path(os.environ.get("HEADRACE_HOME") or Path.home() / ".cache" / "headrace")
+
+
+class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class ModelSettings(_Section, frozen=True):
+    """What is served. Equal for every worker: the contract hash is made of it."""
+
+    name: str = "demo"  #: a local folder, a hub name, or "demo" for SmolLM2-135M-Instruct
+    served_name: str = (
+        ""  #: what clients call it; empty: the name ("smollm2-135m-instruct" for "demo")
+    )
+    revision: str = ""  #: hub revision; empty: the default branch
+    max_model_len: NonNegative = 0  #: prompt and answer together, in token IDs; 0: the model's own
+    dtype: str = "auto"  #: as vLLM's `--dtype`
+    block_size: Positive = 128  #: token IDs a KV block
+    chat_template: str = ""  #: file or template; empty: the model's own
+    reasoning_parser: str = ""  #: as vLLM's `--reasoning-parser`
+    tool_call_parser: str = ""  #: as vLLM's `--tool-call-parser`
+    enable_auto_tool_choice: bool = False  #: as vLLM's flag
+    default_chat_template_kwargs: dict[str, Any] = {}  #: as vLLM's flag
+    trust_remote_code: bool = False  #: as vLLM's flag
+
+
+class BrokerSettings(_Section, frozen=True):
+    """How to reach NATS."""
+
+    url: str = "nats://127.0.0.1:4222"  #: comma-separated for a cluster
+    user: str = ""  #: empty: the role's own name where `password` is set, else none
+    password: str = ""  #: empty: no authentication
+    publish_timeout_s: Seconds = 5.0  #: for a publish ack
+    max_queued_per_subject: Positive = (
+        10_000  #: messages of one tenant, model and lane; more is 429
+    )
+    replicas: Positive = 1  #: of every stream, in a cluster
+
+
+class GatewaySettings(_Section, frozen=True):
+    """The HTTP edge."""
+
+    host: str = "127.0.0.1"  #: address to listen on
+    port: Port = 8000  #: 0: any free one
+    max_body_bytes: Positive = 8 * 2**20  #: a larger request is 413
+    deadline_s: Seconds = 600.0  #: of a request that names none
+    tenant: str = "default"  #: of requests without an API key
+    drain_timeout_s: Seconds = 120.0  #: at shutdown, for running requests
+
+
+class RenderSettings(_Section, frozen=True):
+    """Chat template and tokenizer."""
+
+    slots: Positive = 16  #: requests rendered at once
+
+
+class PrefillSettings(_Section, frozen=True):
+    """The prompt's forward pass."""
+
+    slots: Positive = 8  #: prompts in the engine at once
+    max_kv_usage: Annotated[float, msgspec.Meta(gt=0, le=1)] = (
+        0.9  #: takes nothing above this share
+    )
+    drain_timeout_s: Seconds = 40.0  #: at shutdown, for handoffs to be pulled
+    engine: dict[str, Any] = {}  #: any argument of vLLM's `AsyncEngineArgs`
+
+
+class DecodeSettings(_Section, frozen=True):
+    """Generation; owns the job."""
+
+    slots: Positive = 32  #: sequences in the engine at once
+    local_prefill_threshold: float = (
+        256  #: prompts with fewer uncached token IDs are prefilled here; 0: none, inf: all
+    )
+    prefill_timeout_s: Seconds = 120.0  #: for a handoff, from the task's publication
+    handoff_margin_s: Seconds = 5.0  #: a handoff this close to its expiry is not pulled
+    max_attempts: Positive = 3  #: of one request, first try included
+    drain_timeout_s: Seconds = 120.0  #: at shutdown, for running requests
+    engine: dict[str, Any] = {}  #: any argument of vLLM's `AsyncEngineArgs`
+
+
+class DerenderSettings(_Section, frozen=True):
+    """Detokenizer and parsers."""
+
+    slots: Positive = 1024  #: streams at once
+    drain_timeout_s: Seconds = 120.0  #: at shutdown, for live streams
+
+
+class NixlSettings(_Section, frozen=True):
+    """How the KV cache moves."""
+
+    lease_s: Seconds = 30.0  #: how long prefill keeps a handoff's blocks
+    host: str = "127.0.0.1"  #: address at which other workers reach this one's side channel
+    port: Port = 0  #: of the side channel; 0: any free one
+    progress_delay_us: NonNegative = 100  #: pause of NIXL's progress thread; 0 spins a core
+    load_failure_policy: Literal["fail", "recompute"] = (
+        "fail"  #: what decode's engine does when a pull fails
+    )
+
+
+class FakeSettings(_Section, frozen=True):
+    """The fake engine: load and fault tests without vLLM."""
+
+    step_s: Annotated[float, msgspec.Meta(ge=0)] = 0.005  #: time of one engine step
+    prefill_s_per_1k: Annotated[float, msgspec.Meta(ge=0)] = 0.02  #: time of 1,000 prompt token IDs
+    num_blocks: Positive = 4096  #: KV blocks
+    max_model_len: Positive = 32_768  #: prompt and answer together
+
+
+class UpSettings(_Section, frozen=True):
+    """What `headrace up` starts."""
+
+    engine: EngineKind = "vllm"  #: which engine, and with it which renderer
+    render: NonNegative = 1  #: processes
+    prefill: NonNegative = 1  #: processes
+    decode: Positive = 1  #: processes
+    derender: NonNegative = 1  #: processes
+    ready_timeout_s: Seconds = 600.0  #: for the whole stack
+    nats_url: str = ""  #: an existing broker; empty: start one
+    store_dir: str = ""  #: of the broker that is started; empty: `$HEADRACE_HOME/nats`
+
+
+class Settings(_Section, frozen=True):
+    """Every section."""
+
+    model: ModelSettings = ModelSettings()
+    broker: BrokerSettings = BrokerSettings()
+    gateway: GatewaySettings = GatewaySettings()
+    render: RenderSettings = RenderSettings()
+    prefill: PrefillSettings = PrefillSettings()
+    decode: DecodeSettings = DecodeSettings()
+    derender: DerenderSettings = DerenderSettings()
+    nixl: NixlSettings = NixlSettings()
+    fake: FakeSettings = FakeSettings()
+    up: UpSettings = UpSettings()
+
+
+def load(
+    path: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Settings:
+    """Return the settings of a TOML or JSON file, then the environment, then `overrides` (nested tables).
+
+    Raises: SettingsError naming the setting, or the file that can't be read.
+    """
+    values: dict[str, Any] = {}
+    if path is not None:
+        values = _read(path)
+    _merge(values, _from_env(os.environ if env is None else env))
+    _merge(values, overrides or {})
+    try:
+        return msgspec.convert(values, Settings, strict=False)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"settings: {error}") from None
+
+
+def dump(settings: Settings) -> bytes:
+    """Return settings as JSON that `load` reads."""
+    values = msgspec.to_builtins(settings)
+    for section in values.values():
+        for name, value in section.items():
+            if value == math.inf:  # JSON has no infinity; `load` reads the word
+                section[name] = "inf"
+    return msgspec.json.encode(values)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text()
+        values = msgspec.json.decode(text) if path.suffix == ".json" else tomllib.loads(text)
+    except (OSError, tomllib.TOMLDecodeError, msgspec.DecodeError) as error:
+        raise SettingsError(f"settings file {path}: {error}") from None
+    if not isinstance(values, dict):
+        raise SettingsError(f"settings file {path}: expected tables, got {type(values).__name__}")
+    return values
+
+
+def _from_env(env: Mapping[str, str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for section in msgspec.structs.fields(Settings):
+        for setting in msgspec.structs.fields(section.type):
+            variable = f"{ENV_PREFIX}{section.name}_{setting.name}".upper()
+            if variable in env:
+                text = env[variable]
+                value = text if setting.type is str else parse_value(text)
+                values.setdefault(section.name, {})[setting.name] = value
+    return values
+
+
+def parse_value(text: str) -> Any:
+    """Return `text` as a TOML value, or as the string it is when it is no TOML."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _merge(values: dict[str, Any], more: Mapping[str, Any]) -> None:
+    for key, value in more.items():
+        if isinstance(value, Mapping) and isinstance(values.get(key), dict):
+            _merge(values[key], value)
+        else:
+            values[key] = dict(value) if isinstance(value, Mapping) else value

@@ -1,0 +1,160 @@
+"""Every NATS subject of headrace is built here, and nowhere else.
+
+`docs/protocol.md` has a row for each; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from hashlib import blake2b
+
+from headrace.shared.errors import MalformedMessageError
+
+ROOT = "hr.v1"
+
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{1,128}")
+_NOT_SLUG = re.compile(r"[^a-z0-9_-]+")
+
+
+class Lane(StrEnum):
+    """How urgent a request is; the first is always taken first."""
+
+    RT = "rt"  # a person waits
+    STD = "std"  # asynchronous
+    BULK = "bulk"  # batch
+
+
+class Role(StrEnum):
+    """The part that a process plays."""
+
+    GATEWAY = "gateway"
+    RENDER = "render"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    DERENDER = "derender"
+
+
+def model_slug(model: str) -> str:
+    """Return the subject token of a served model name: lower case, `[a-z0-9_-]`.
+
+    No name (a gateway serves every model) is `-`. A name that had to be changed gets 6 hex digits of its
+    hash, so that two names never share a subject.
+    """
+    slug = _NOT_SLUG.sub("-", model.lower()).strip("-")
+    if slug == model and len(slug) <= 64:
+        return slug or "-"
+    return f"{slug[:64].strip('-')}-{blake2b(model.encode(), digest_size=3).hexdigest()}"
+
+
+def check_token(token: str, what: str) -> str:
+    """Return `token` if it can stand between two dots of a subject.
+
+    Raises: MalformedMessageError naming `what`; a wildcard or a dot here would reach other requests.
+    """
+    if not _TOKEN.fullmatch(token):
+        raise MalformedMessageError(f"{what} must be 1 to 128 of A-Z a-z 0-9 _ -, got {token!r}")
+    return token
+
+
+def req(tenant: str, slug: str, lane: Lane) -> str:
+    """Submissions: gateway, batch or any service → render."""
+    return f"{ROOT}.req.{check_token(tenant, 'tenant')}.{slug}.{lane}"
+
+
+def req_filter(slug: str, lane: Lane) -> str:
+    """The submissions of one model and lane, of every tenant."""
+    return f"{ROOT}.req.*.{slug}.{lane}"
+
+
+def parse_req(subject: str) -> tuple[str, str, Lane]:
+    """Return tenant, model slug and lane of a submission's subject.
+
+    Raises: MalformedMessageError for any other subject.
+    """
+    parts = subject.split(".")
+    if len(parts) != 6 or not subject.startswith(f"{ROOT}.req."):
+        raise MalformedMessageError(f"{subject!r} is no {ROOT}.req.<tenant>.<model>.<lane>")
+    try:
+        return parts[3], parts[4], Lane(parts[5])
+    except ValueError:
+        raise MalformedMessageError(
+            f"lane must be one of {', '.join(Lane)}, got {parts[5]!r}"
+        ) from None
+
+
+def job(slug: str, lane: Lane) -> str:
+    """Rendered jobs: render → decode."""
+    return f"{ROOT}.job.{slug}.{lane}"
+
+
+def prefill(slug: str) -> str:
+    """Prefill tasks: decode → any prefill worker of the model."""
+    return f"{ROOT}.pf.{slug}"
+
+
+def kv(instance: str) -> str:
+    """Handoffs: prefill → the decode worker that asked."""
+    return f"{ROOT}.kv.{instance}"
+
+
+def derender_open(slug: str) -> str:
+    """Stream opens: decode → one derender worker (queue group `derender`)."""
+    return f"{ROOT}.derender.open.{slug}"
+
+
+def frames(instance: str) -> str:
+    """Token frames: decode → the derender worker that was claimed."""
+    return f"{ROOT}.frames.{instance}"
+
+
+def out(tenant: str, request_id: str) -> str:
+    """Answer chunks and the terminal: derender → whoever reads the answer."""
+    return f"{ROOT}.out.{check_token(tenant, 'tenant')}.{check_token(request_id, 'request_id')}"
+
+
+def res(tenant: str, request_id: str) -> str:
+    """The terminal of a `std` or `bulk` request, kept; the first one wins."""
+    return f"{ROOT}.res.{check_token(tenant, 'tenant')}.{check_token(request_id, 'request_id')}"
+
+
+def ctl(instance: str) -> str:
+    """Control messages for one decode worker: credits, resync, stop, done."""
+    return f"{ROOT}.ctl.worker.{instance}"
+
+
+def cancel(tenant: str, request_id: str) -> str:
+    """Cancel one request, whoever holds it."""
+    return (
+        f"{ROOT}.ctl.cancel.{check_token(tenant, 'tenant')}.{check_token(request_id, 'request_id')}"
+    )
+
+
+def cancel_all() -> str:
+    """Every cancel; each worker keeps the ones that are its own."""
+    return f"{ROOT}.ctl.cancel.*.*"
+
+
+def heartbeat(slug: str, role: Role, instance: str) -> str:
+    """Heartbeats: every worker → whoever keeps a table of workers."""
+    return f"{ROOT}.ctl.heartbeat.{slug}.{role}.{instance}"
+
+
+def heartbeats(slug: str = "*") -> str:
+    """The heartbeats of one model's workers, or of all."""
+    return f"{ROOT}.ctl.heartbeat.{slug}.*.*"
+
+
+def roll_call() -> str:
+    """Asks every worker for a heartbeat at once: a newcomer → all workers."""
+    return f"{ROOT}.ctl.roll_call"
+
+
+def dead_letter(stage: Role, slug: str) -> str:
+    """Messages that a stage could not read or gave up on: any stage → operators."""
+    return f"{ROOT}.dlq.{stage}.{slug}"
+
+
+def blob(blob_id: str) -> str:
+    """The parts of a payload too large for one message (claim-check)."""
+    return f"{ROOT}.blob.{check_token(blob_id, 'blob_id')}"
