@@ -1,0 +1,540 @@
+"""The broker as the services see it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription as NatsSubscription
+
+from headrace.shared.broker import blobs, stored
+from headrace.shared.broker.connection import (
+    Connection,
+    ConnectionLostError,
+    DeniedError,
+    NoResponderError,
+)
+from headrace.shared.broker.delivery import Delivery, nak_payload
+from headrace.shared.broker.topology import BLOB_S, OUT_STREAM, Topology, WorkQueue
+from headrace.shared.errors import (
+    BrokerError,
+    HeadraceError,
+    NoWorkerError,
+    PayloadTooLargeError,
+    QueueFullError,
+)
+from headrace.shared.settings import BrokerSettings
+from headrace.shared.subjects import ROOT, Role
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 0.2
+ATTEMPT_TIMEOUT_S = (
+    2.0  # of one try of a publish ack; the next one is deduplicated by its message ID
+)
+PULL_MARGIN_S = 2.0  # the broker ends a pull itself; past this it has forgotten us
+
+_MESSAGE_ID = "Nats-Msg-Id"
+_EXPECT_LAST = "Nats-Expected-Last-Subject-Sequence"
+_NONCE = "Hr-Nonce"
+
+_WRONG_LAST_SEQUENCE = frozenset({10071, 10164})
+_STORE_FAILED = 10077  # the stream or the subject is full
+_NO_RESOURCES = frozenset({10023, 10047, 10028})  # memory, storage, account limit
+_TOO_LARGE = frozenset({10054, 10097})
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """One message, with its payload whole, however it was carried."""
+
+    subject: str
+    payload: bytes
+    headers: Mapping[str, str]  #: none is an empty mapping
+    reply: str  #: where an answer goes; empty: none is awaited
+
+
+class Subscription:
+    """A live subscription; it survives reconnects."""
+
+    def __init__(self, connection: Connection, inner: NatsSubscription) -> None:
+        self._connection = connection
+        self._inner = inner
+        self._ended = False
+
+    async def unsubscribe(self) -> None:
+        """End it; what has arrived is still handled before this returns."""
+        if not self._ended:
+            self._ended = True
+            await self._connection.unsubscribe(self._inner)
+
+
+class Broker:
+    """Two connections to NATS: tokens and results on one, control messages and settling on the other.
+
+    So a heartbeat or a cancel never waits behind megabytes.
+    """
+
+    def __init__(self, settings: BrokerSettings, *, role: str, name: str) -> None:
+        self._settings = settings
+        self._user = settings.user or (role if settings.password else "")
+        self._inbox_prefix = f"_INBOX_{re.sub(r'[^A-Za-z0-9_-]', '-', self._user or role)}"
+        self._topology = Topology(settings, role)
+        self._data = Connection(f"{role} {name} data", self._on_lost, self._on_back)
+        self._control = Connection(f"{role} {name} control", self._on_lost, self._on_back)
+        self._slugs: set[str] = set()
+        self._callbacks: list[Callable[[], Awaitable[None]]] = []
+        self._ready = asyncio.Event()
+        self._restoring: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    @classmethod
+    async def connect(cls, settings: BrokerSettings, *, role: Role | str, name: str) -> Broker:
+        """Connect and declare the streams, waiting for the broker as long as it takes.
+
+        Raises: BrokerError when the broker refuses the user, or denies it a stream of its role.
+        """
+        broker = cls(settings, role=str(role), name=name)
+        try:
+            for connection in (broker._data, broker._control):
+                await connection.open(settings, broker._user, broker._inbox_prefix)
+            await broker._declare_until_done()
+        except BaseException:
+            await broker.close()
+            raise
+        broker._ready.set()
+        return broker
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether both connections are up and the streams declared."""
+        return self._ready.is_set() and not self._closed
+
+    def on_reconnect(self, callback: Callable[[], Awaitable[None]]) -> None:
+        """Call `callback` each time the broker was away, once streams and consumers are declared again."""
+        self._callbacks.append(callback)
+
+    async def declare_model(self, slug: str) -> None:
+        """Declare the durable consumers of one model; again after each reconnect. Raises: BrokerError."""
+        self._slugs.add(slug)
+        await self._topology.declare_consumers(self._control, slug)
+
+    async def publish(
+        self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Publish without an ack: at most once.
+
+        Waits `publish_timeout_s` for a broker that is away. Raises: BrokerError, PayloadTooLargeError.
+        """
+        payload, headers = await self._check_in(subject, payload, headers, BLOB_S)
+        await self._wait_until_ready(self._settings.publish_timeout_s)
+        await self._connection_of(subject).publish(subject, payload, headers=headers)
+
+    async def publish_durable(
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        message_id: str,
+        headers: Mapping[str, str] | None = None,
+        expect_new_subject: bool = False,
+    ) -> bool:
+        """Store one message in its stream, trying again until `publish_timeout_s`.
+
+        Returns True when this call stored it; False when a message of this ID is already there (2 minutes
+        back), or, with `expect_new_subject`, when the subject already holds a message.
+        Raises: QueueFullError, PayloadTooLargeError, or BrokerError when it is unknown whether it was stored.
+        """
+        stream = self._topology.stream_of(subject)
+        if stream is None:
+            raise BrokerError(f"{subject} is captured by no stream; publish it without an ack")
+        payload, headers = await self._check_in(subject, payload, headers, stream.blob_ttl_s)
+        nonce = uuid.uuid4().hex
+        all_headers = {**headers, _MESSAGE_ID: message_id, _NONCE: nonce}
+        if expect_new_subject:
+            all_headers[_EXPECT_LAST] = "0"
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._settings.publish_timeout_s
+        maybe_stored = False  # an earlier try went unanswered
+        while True:
+            try:
+                await self._wait_until_ready(deadline - loop.time())
+                message = await self._data.request(
+                    subject,
+                    payload,
+                    timeout_s=max(0.001, min(ATTEMPT_TIMEOUT_S, deadline - loop.time())),
+                    headers=all_headers,
+                )
+                break
+            except DeniedError:
+                raise
+            except BrokerError as error:
+                if self._closed or loop.time() + RETRY_S >= deadline:
+                    raise BrokerError(
+                        f"{subject}: no publish ack within {self._settings.publish_timeout_s:g} s "
+                        f"(broker.publish_timeout_s): {error}"
+                    ) from error
+                maybe_stored = maybe_stored or not isinstance(error, NoResponderError)
+                await asyncio.sleep(RETRY_S)
+        ack: dict[str, Any] = msgspec.json.decode(message.data)
+        if "error" not in ack and not ack.get("duplicate"):
+            return True
+        if "error" in ack and not _says_taken(ack["error"], expect_new_subject):
+            raise _publish_error(subject, ack["error"])
+        return maybe_stored and await self._is_ours(stream.name, subject, ack.get("seq"), nonce)
+
+    async def request(self, subject: str, payload: bytes, *, timeout_s: float) -> bytes:
+        """Ask one listener and return its answer.
+
+        Raises: NoWorkerError when nobody listens, BrokerError on timeout, PayloadTooLargeError.
+        """
+        payload, headers = await self._check_in(subject, payload, None, BLOB_S)
+        await self._wait_until_ready(timeout_s)
+        try:
+            message = await self._data.request(
+                subject, payload, timeout_s=timeout_s, headers=headers
+            )
+        except NoResponderError as error:
+            raise NoWorkerError(str(error)) from None
+        return (await self._received(message)).payload
+
+    async def respond(self, received: Received, payload: bytes) -> None:
+        """Answer a request. Raises: BrokerError, also when no answer is awaited."""
+        if not received.reply:
+            raise BrokerError(f"the message on {received.subject} awaits no answer")
+        await self.publish(received.reply, payload)
+
+    async def subscribe(
+        self, subject: str, handler: Callable[[Received], None], *, queue: str = ""
+    ) -> Subscription:
+        """Call `handler` with each message, one at a time and in order; it must not block.
+
+        The broker knows of the subscription when this returns. Raises: BrokerError.
+        """
+
+        async def receive(message: Msg) -> None:
+            try:
+                received = await self._received(message)
+            except BrokerError as error:
+                logger.error(
+                    "message dropped, its payload can't be read: %s",
+                    error,
+                    extra={"action": "blob_unreadable", "subject": message.subject},
+                )
+                return
+            handler(received)
+
+        connection = self._connection_of(subject)
+        return Subscription(connection, await connection.subscribe(subject, receive, queue=queue))
+
+    async def take(self, queue: WorkQueue, *, wait_s: float) -> Delivery | None:
+        """Take one message, or return None when none came within `wait_s` seconds (0: at once).
+
+        Any number of takes may wait at once. A take that is cancelled leaves nothing behind: what comes too
+        late is given back. Raises: BrokerError when the queue was never declared, or this user may not.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_s
+        if not self._ready.is_set():
+            try:
+                await self._wait_until_ready(wait_s)
+            except BrokerError:
+                if self._closed:
+                    raise
+                return None
+        remaining = max(0.0, deadline - loop.time())
+        pull = (
+            {"batch": 1, "expires": int(remaining * 1e9)}
+            if remaining
+            else {"batch": 1, "no_wait": True}
+        )
+        try:
+            message = await self._control.pull(
+                f"$JS.API.CONSUMER.MSG.NEXT.{queue.stream}.{queue.consumer}",
+                msgspec.json.encode(pull),
+                timeout_s=remaining + PULL_MARGIN_S,
+                give_back=self._give_back,
+            )
+        except DeniedError:
+            raise
+        except BrokerError:
+            if self._closed:
+                raise
+            return None  # lost between the check and the publish
+        if message is None:
+            return None
+        if stored.status_of(message) is None:
+            return await self._delivery(queue, message)
+        await self._after_status(queue, message, min(RETRY_S, deadline - loop.time()))
+        return None
+
+    async def replay(self, subject: str, *, from_seq_of: int = 0) -> list[Received]:
+        """Return the captured messages of one `out` subject, in order.
+
+        `from_seq_of`: only those from this stream sequence on (an earlier one's header `Nats-Sequence`).
+        Raises: BrokerError.
+        """
+        await self._wait_until_ready(self._settings.publish_timeout_s)
+        messages = await stored.read_subject(self._data, OUT_STREAM, subject, first_seq=from_seq_of)
+        return [await self._stored(message) for message in messages]
+
+    async def last(self, subject: str) -> Received | None:
+        """Return the last message that its stream holds of a subject, or None. Raises: BrokerError."""
+        stream = self._topology.stream_of(subject)
+        if stream is None:
+            raise BrokerError(f"{subject} is captured by no stream")
+        await self._wait_until_ready(self._settings.publish_timeout_s)
+        message = await stored.read_last(self._data, stream.name, subject)
+        return None if message is None else await self._stored(message)
+
+    async def put_blob(self, data: bytes, *, ttl_s: int = BLOB_S) -> str:
+        """Store up to 64 MB for `ttl_s` seconds and return a ref to it.
+
+        Raises: PayloadTooLargeError, QueueFullError, BrokerError.
+        """
+        return await blobs.put(
+            self._store_part,
+            data,
+            ttl_s=ttl_s,
+            part_bytes=min(blobs.PART_BYTES, self._data.max_payload // 2),
+        )
+
+    async def get_blob(self, ref: str) -> bytes:
+        """Return what a ref stands for. Raises: BrokerError, also when it is past its age limit."""
+        await self._wait_until_ready(self._settings.publish_timeout_s)
+        return await blobs.get(self._data, ref)
+
+    async def close(self) -> None:
+        """Flush and close both connections."""
+        if self._closed:
+            return
+        self._closed = True
+        self._ready.set()  # wake who waits; they see that it is closed
+        tasks = [*self._tasks, *([self._restoring] if self._restoring else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(self._data.close(), self._control.close())
+
+    async def settle(self, reply: str, payload: bytes) -> None:
+        """Settle a delivery and wait for the broker's word (`Delivery` calls this). Raises: BrokerError."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._settings.publish_timeout_s
+        while True:
+            try:
+                await self._wait_until_ready(deadline - loop.time())
+                await self._control.request(
+                    reply, payload, timeout_s=max(0.001, deadline - loop.time())
+                )
+                return
+            except ConnectionLostError:
+                if loop.time() >= deadline:
+                    raise  # else again: settling twice does what settling once does
+
+    async def signal(self, reply: str, payload: bytes) -> None:
+        """Send a word about a delivery without waiting (`Delivery` calls this). Raises: BrokerError."""
+        await self._wait_until_ready(self._settings.publish_timeout_s)
+        await self._control.publish(reply, payload)
+
+    def _connection_of(self, subject: str) -> Connection:
+        return self._control if subject.startswith(f"{ROOT}.ctl.") else self._data
+
+    async def _wait_until_ready(self, timeout_s: float) -> None:
+        if not self._ready.is_set():
+            try:
+                async with asyncio.timeout(max(0.0, timeout_s)):
+                    await self._ready.wait()
+            except TimeoutError:
+                raise BrokerError(
+                    f"not connected to {self._settings.url} (broker.url) for {timeout_s:g} s"
+                ) from None
+        if self._closed:
+            raise BrokerError("this broker connection was closed")
+
+    async def _store_part(
+        self, subject: str, payload: bytes, message_id: str, headers: Mapping[str, str]
+    ) -> bool:
+        return await self.publish_durable(subject, payload, message_id=message_id, headers=headers)
+
+    async def _check_in(
+        self, subject: str, payload: bytes, headers: Mapping[str, str] | None, blob_ttl_s: int
+    ) -> tuple[bytes, Mapping[str, str]]:
+        """Put a payload that is too large for one message into a blob."""
+        blobs.check_size(subject, len(payload))
+        headers = headers or {}
+        if len(payload) <= self._data.max_payload // 2:
+            return payload, headers
+        ref = await self.put_blob(payload, ttl_s=blob_ttl_s)
+        return b"", {**headers, blobs.BLOB_HEADER: ref}
+
+    async def _received(self, message: Msg) -> Received:
+        headers = message.headers or {}
+        payload = message.data
+        if blobs.BLOB_HEADER in headers:
+            payload, headers = await self._check_out(message.subject, headers)
+        return Received(message.subject, payload, headers, message.reply)
+
+    async def _stored(self, message: Msg) -> Received:
+        """Return a message read back from its stream; it comes on an inbox, its own subject in a header."""
+        received = await self._received(message)
+        return replace(received, subject=received.headers["Nats-Subject"], reply="")
+
+    async def _check_out(
+        self, subject: str, headers: Mapping[str, str]
+    ) -> tuple[bytes, dict[str, str]]:
+        """Return the blob in place of the ref.
+
+        A blob that is gone gives an empty payload and leaves the ref: the receiver refuses the message as it
+        refuses any that it can't read, and the dead letter says why.
+        """
+        rest = dict(headers)
+        ref = rest.pop(blobs.BLOB_HEADER)
+        try:
+            return await blobs.get(self._data, ref), rest
+        except blobs.BlobGoneError as error:
+            logger.error(
+                "payload is gone: %s", error, extra={"action": "blob_gone", "subject": subject}
+            )
+            return b"", dict(headers)
+
+    async def _delivery(self, queue: WorkQueue, message: Msg) -> Delivery | None:
+        headers = message.headers or {}
+        payload = message.data
+        if blobs.BLOB_HEADER in headers:
+            try:
+                payload, headers = await self._check_out(message.subject, headers)
+            except BrokerError as error:
+                logger.warning(
+                    "payload not read, the message goes back: %s",
+                    error,
+                    extra={"action": "blob_unreadable", "subject": message.subject},
+                )
+                self._give_back(message, delay_s=1.0)
+                return None
+            except asyncio.CancelledError:
+                self._give_back(message)
+                raise
+        return Delivery(message, payload, headers, settler=self, ack_wait_s=queue.ack_wait_s)
+
+    def _give_back(self, message: Msg, delay_s: float = 0.0) -> None:
+        if stored.status_of(message) is None:
+            self._spawn(self._nak(message, delay_s))
+
+    async def _nak(self, message: Msg, delay_s: float) -> None:
+        try:
+            await self._control.publish(message.reply, nak_payload(delay_s))
+        except BrokerError as error:
+            logger.warning(
+                "message comes again only after ack_wait: %s",
+                error,
+                extra={"action": "nak_failed", "subject": message.subject},
+            )
+
+    async def _after_status(self, queue: WorkQueue, status: Msg, pause_s: float) -> None:
+        """Nothing came. Unless that is all, make sure that the next take has better luck."""
+        if stored.status_of(status) in ("404", "408"):
+            return
+        if stored.status_of(status) == "503":
+            slugs = [s for s in self._slugs if queue in WorkQueue.of_model(s)]
+            if not slugs:
+                raise BrokerError(
+                    f"stream {queue.stream} has no consumer {queue.consumer}: call declare_model first"
+                )
+            await self._declare_until_done()
+        else:
+            logger.warning(
+                "pull ended: %s",
+                stored.description_of(status),
+                extra={"action": "pull_ended", "consumer": queue.consumer},
+            )
+        await asyncio.sleep(max(0.0, pause_s))  # or a caller in a loop would spin
+
+    async def _is_ours(self, stream: str, subject: str, sequence: Any, nonce: str) -> bool:
+        """Whether the message that is already there is this call's own, stored by a try that went unanswered."""
+        try:
+            if isinstance(sequence, int) and sequence > 0:
+                message = await stored.read_sequence(self._data, stream, sequence)
+            else:
+                message = await stored.read_last(self._data, stream, subject)
+        except DeniedError:
+            return False
+        return message is not None and (message.headers or {}).get(_NONCE) == nonce
+
+    async def _declare_until_done(self) -> None:
+        """Declare streams and consumers, as often as it takes. Raises: DeniedError."""
+        failures = 0
+        while True:
+            try:
+                await self._topology.declare_streams(self._control)
+                for slug in sorted(self._slugs):
+                    await self._topology.declare_consumers(self._control, slug)
+                return
+            except DeniedError:
+                raise
+            except BrokerError as error:
+                if failures % 25 == 0:
+                    logger.warning(
+                        "streams not declared yet: %s", error, extra={"action": "declare_failed"}
+                    )
+                failures += 1
+                await asyncio.sleep(RETRY_S)
+
+    def _on_lost(self) -> None:
+        if not self._closed:
+            self._ready.clear()
+
+    def _on_back(self) -> None:
+        if self._closed or not (self._data.is_connected and self._control.is_connected):
+            return
+        if self._restoring is not None:
+            self._restoring.cancel()
+        self._restoring = asyncio.create_task(self._restore())
+
+    async def _restore(self) -> None:
+        try:
+            await self._declare_until_done()
+        except DeniedError as error:
+            logger.error("streams not declared: %s", error, extra={"action": "declare_failed"})
+        self._ready.set()
+        logger.info("broker is back", extra={"action": "restored"})
+        for callback in self._callbacks:
+            try:
+                await callback()
+            except HeadraceError as error:
+                logger.warning(
+                    "after a reconnect: %s", error, extra={"action": "on_reconnect_failed"}
+                )
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _says_taken(error: Mapping[str, Any], expect_new_subject: bool) -> bool:
+    if not expect_new_subject:
+        return False
+    if error.get("err_code") in _WRONG_LAST_SEQUENCE:
+        return True
+    return error.get("err_code") == _STORE_FAILED and "per subject" in error.get("description", "")
+
+
+def _publish_error(subject: str, error: Mapping[str, Any]) -> HeadraceError:
+    err_code, description = error.get("err_code"), error.get("description", "")
+    if err_code == _STORE_FAILED and "per subject" in description:
+        return QueueFullError(
+            f"{subject}: the queue is full ({description}; broker.max_queued_per_subject); try again later"
+        )
+    if err_code == _STORE_FAILED or err_code in _NO_RESOURCES:
+        return QueueFullError(f"{subject}: the broker's store is full ({description})")
+    if err_code in _TOO_LARGE:
+        return PayloadTooLargeError(f"{subject}: {description}")
+    return BrokerError(f"{subject}: the broker refused the message: {description} ({err_code})")

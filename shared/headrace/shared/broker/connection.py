@@ -1,0 +1,391 @@
+"""One NATS connection that outlives the broker, with nats-py's errors turned into ours.
+
+Every wait here also ends when the connection is lost or the broker denies the subject; nats-py alone would
+let both run into their timeout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any
+
+from nats import errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription as NatsSubscription
+
+from headrace.shared.errors import BrokerError
+from headrace.shared.settings import BrokerSettings
+
+logger = logging.getLogger(__name__)
+
+RECONNECT_WAIT_S = 0.2
+PING_INTERVAL_S = 20
+PENDING_BYTES = 64 * 2**20  # before a publish waits for the socket
+
+_DENIED = re.compile(r'permissions violation for (publish|subscription) (?:to )?"([^"]+)"', re.I)
+
+
+class ConnectionLostError(BrokerError):
+    """The connection broke while the answer was awaited; the operation may or may not have happened."""
+
+
+class DeniedError(BrokerError):
+    """The user that this process connects as may not do this."""
+
+
+class NoResponderError(BrokerError):
+    """Nobody listens on the subject: no subscriber, no stream, or no consumer."""
+
+
+class Connection:
+    """One of a process's two connections."""
+
+    def __init__(
+        self, label: str, on_lost: Callable[[], None], on_back: Callable[[], None]
+    ) -> None:
+        self._label = label
+        self._on_lost = on_lost
+        self._on_back = on_back
+        self._nc = Client()
+        self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._denials: dict[str, set[asyncio.Future[None]]] = {}
+        self._refused = asyncio.Event()  # credentials were refused before the first connect
+        self._opened = False
+        self._closing = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def open(self, settings: BrokerSettings, user: str, inbox_prefix: str) -> None:
+        """Connect, waiting for the broker to appear.
+
+        Raises: BrokerError when the broker refuses the credentials.
+        """
+        self._opened = True
+        connecting = asyncio.create_task(
+            self._nc.connect(
+                servers=[url.strip() for url in settings.url.split(",")],
+                name=self._label,
+                user=user or None,
+                password=settings.password or None,
+                inbox_prefix=inbox_prefix,
+                max_reconnect_attempts=-1,
+                reconnect_time_wait=RECONNECT_WAIT_S,  # type: ignore[arg-type]  # fractions work
+                ping_interval=PING_INTERVAL_S,
+                pending_size=PENDING_BYTES,
+                error_cb=self._error,
+                disconnected_cb=self._disconnected,
+                reconnected_cb=self._reconnected,
+                closed_cb=self._closed,
+            )
+        )
+        refused = asyncio.create_task(self._refused.wait())
+        try:
+            await asyncio.wait({connecting, refused}, return_when=asyncio.FIRST_COMPLETED)
+            if not connecting.done():
+                raise BrokerError(
+                    f"{settings.url} refuses user {user or '(none)'!r}: set broker.user and broker.password"
+                )
+            await connecting
+        except (errors.Error, OSError, ValueError) as error:
+            raise BrokerError(f"cannot connect to {settings.url}: {error}") from error
+        finally:
+            connecting.cancel()
+            refused.cancel()
+            await asyncio.gather(connecting, refused, return_exceptions=True)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the socket is up now."""
+        return self._nc.is_connected
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether this connection will never come back."""
+        return self._closing or self._nc.is_closed
+
+    @property
+    def max_payload(self) -> int:
+        """The broker's limit for one message, in bytes."""
+        return self._nc.max_payload
+
+    async def publish(
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        reply: str = "",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Hand one message to the socket. Raises: BrokerError."""
+        if not self._nc.is_connected:
+            # nats-py would keep it and send it before the receivers are back: lost without an error.
+            raise ConnectionLostError(f"{subject}: not connected to the broker")
+        try:
+            await self._nc.publish(subject, payload, reply, dict(headers) if headers else None)
+        except errors.Error as error:
+            raise BrokerError(f"{subject}: {_text(error)}") from error
+
+    async def request(
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        timeout_s: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> Msg:
+        """Return the first answer.
+
+        Raises: NoResponderError, DeniedError, ConnectionLostError, or BrokerError on timeout.
+        """
+        if not self._nc.is_connected:
+            raise ConnectionLostError(f"{subject}: not connected to the broker")
+        denied = self._expect_denial(subject)
+        answer = asyncio.ensure_future(
+            self._nc.request(
+                subject, payload, timeout_s, headers=dict(headers) if headers else None
+            )
+        )
+        try:
+            waiting: set[asyncio.Future[Any]] = {answer, denied, self._lost}
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                return answer.result()
+            if denied.done():
+                raise DeniedError(f"{self._label} may not publish to {subject}")
+            raise ConnectionLostError(f"{subject}: the connection broke before the answer")
+        except errors.NoRespondersError:
+            raise NoResponderError(f"nobody listens on {subject}") from None
+        except errors.TimeoutError:
+            raise BrokerError(f"{subject}: no answer within {timeout_s:g} s") from None
+        except errors.Error as error:
+            raise BrokerError(f"{subject}: {_text(error)}") from error
+        finally:
+            answer.cancel()
+            self._forget_denial(subject, denied)
+
+    async def pull(
+        self, subject: str, payload: bytes, *, timeout_s: float, give_back: Callable[[Msg], None]
+    ) -> Msg | None:
+        """Publish with an inbox of its own, and return the one message that comes to it, or None.
+
+        A message that comes after the caller has left goes to `give_back`. The inbox is withdrawn at once, so
+        that the broker finds nobody waiting there and keeps the message for somebody else.
+        """
+        future: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+        denied = self._expect_denial(subject)
+        subscription: NatsSubscription | None = None
+        taken = False
+        try:
+            inbox = self._nc.new_inbox()
+            subscription = await self._nc.subscribe(inbox, future=future, max_msgs=1)
+            await subscription.unsubscribe(limit=1)
+            await self.publish(subject, payload, reply=inbox)
+            waiting: set[asyncio.Future[Any]] = {future, denied, self._lost}
+            await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if denied.done():
+                raise DeniedError(f"{self._label} may not publish to {subject}")
+            taken = future.done()
+            return future.result() if taken else None
+        except errors.Error as error:
+            raise BrokerError(f"{subject}: {_text(error)}") from error
+        finally:
+            self._forget_denial(subject, denied)
+            if not taken:
+                future.add_done_callback(lambda late: give_back(late.result()))
+                if subscription is not None and not future.done():
+                    self._spawn(self._withdraw(subscription))
+
+    async def collect(
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        timeout_s: float,
+        is_last: Callable[[Msg], bool],
+    ) -> list[Msg]:
+        """Publish with an inbox, and return all that comes to it, up to and with the last.
+
+        Raises: BrokerError when the last did not come within `timeout_s`.
+        """
+        messages: list[Msg] = []
+        finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        async def receive(message: Msg) -> None:
+            messages.append(message)
+            if is_last(message) and not finished.done():
+                finished.set_result(None)
+
+        denied = self._expect_denial(subject)
+        inbox = self._nc.new_inbox()
+        subscription = await self.subscribe(inbox, receive, wait_until_registered=False)
+        try:
+            await self.publish(subject, payload, reply=inbox)
+            await asyncio.wait(
+                {finished, denied, self._lost},
+                timeout=timeout_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if denied.done():
+                raise DeniedError(f"{self._label} may not publish to {subject}")
+            if not finished.done():
+                raise BrokerError(f"{subject}: no complete answer within {timeout_s:g} s")
+            return messages
+        finally:
+            self._forget_denial(subject, denied)
+            await self._remove(subscription)
+
+    async def subscribe(
+        self,
+        subject: str,
+        receive: Callable[[Msg], Awaitable[None]],
+        *,
+        queue: str = "",
+        wait_until_registered: bool = True,
+    ) -> NatsSubscription:
+        """Subscribe; the broker knows of it when this returns.
+
+        Raises: DeniedError when the user may not, BrokerError when the broker does not answer.
+        """
+        denied = self._expect_denial(subject)
+        try:
+            subscription = await self._nc.subscribe(subject, queue, receive)
+            if wait_until_registered:
+                await self.flush()
+        except errors.Error as error:
+            raise BrokerError(f"{subject}: {_text(error)}") from error
+        finally:
+            self._forget_denial(subject, denied)
+        if denied.done():
+            await self._remove(subscription)
+            raise DeniedError(f"{self._label} may not subscribe to {subject}")
+        return subscription
+
+    async def unsubscribe(self, subscription: NatsSubscription) -> None:
+        """End a subscription; what has arrived is still handled."""
+        if not self._nc.is_connected:
+            await self._remove(subscription)
+            return
+        try:
+            # As in `flush`: drain's own PING overtakes its UNSUB, and a message in between would be dropped.
+            await self._nc._send_unsubscribe(subscription._id)
+            await self.flush()
+            await subscription.drain()  # type: ignore[no-untyped-call]
+        except (errors.Error, BrokerError, OSError) as error:
+            logger.debug("unsubscribe: %s", error, extra={"action": "unsubscribe_failed"})
+            await self._remove(subscription)
+
+    async def flush(self) -> None:
+        """Return when the broker has read all that was written. Raises: BrokerError."""
+        try:
+            # nats-py writes a PING past what it still holds back, so the first one proves nothing.
+            await self._nc.flush()
+            await self._nc.flush()
+        except (errors.Error, OSError) as error:
+            raise BrokerError(f"flush: {_text(error)}") from error
+
+    async def close(self) -> None:
+        """Flush and close, for good."""
+        if self._closing:
+            return
+        self._closing = True
+        try:
+            if self._nc.is_connected:
+                await self.flush()
+        except BrokerError as error:
+            logger.warning("closing without a flush: %s", error, extra={"action": "flush_failed"})
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._opened:
+            await self._nc.close()
+
+    async def _withdraw(self, subscription: NatsSubscription) -> None:
+        """Tell the broker first and forget it here last: what is under way must still find its callback."""
+        try:
+            if self._nc.is_connected:
+                await self._nc._send_unsubscribe(subscription._id)
+                await self.flush()
+        except BrokerError as error:
+            logger.debug("pull not withdrawn: %s", error, extra={"action": "withdraw_failed"})
+        finally:
+            await self._remove(subscription)
+
+    async def _remove(self, subscription: NatsSubscription) -> None:
+        try:
+            await subscription.unsubscribe()
+        except errors.Error as error:
+            logger.debug("already gone: %s", error, extra={"action": "unsubscribe_failed"})
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _expect_denial(self, subject: str) -> asyncio.Future[None]:
+        """Return what completes when the broker denies this process the subject."""
+        denied: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # nats-py hands on the broker's words in lower case, so that is how subjects are compared.
+        self._denials.setdefault(subject.lower(), set()).add(denied)
+        return denied
+
+    def _forget_denial(self, subject: str, denied: asyncio.Future[None]) -> None:
+        waiting = self._denials[subject.lower()]
+        waiting.discard(denied)
+        if not waiting:
+            del self._denials[subject.lower()]
+
+    async def _error(self, error: Exception) -> None:
+        text = _text(error)
+        match = _DENIED.search(text)
+        if match:
+            for denied in self._denials.get(match[2].lower(), ()):
+                if not denied.done():
+                    denied.set_result(None)
+        elif "authorization violation" in text.lower():
+            self._refused.set()
+        if isinstance(error, errors.SlowConsumerError):
+            logger.error(
+                "messages dropped: this process is too slow",
+                extra={"action": "slow_consumer", "subject": error.subject},
+            )
+        elif isinstance(error, (errors.Error, OSError, TimeoutError)):
+            logger.warning(
+                "broker: %s", text, extra={"action": "broker_error", "connection": self._label}
+            )
+        else:  # a handler's own
+            logger.error(
+                "a handler failed: %s",
+                text,
+                exc_info=error,
+                extra={"action": "handler_failed", "connection": self._label},
+            )
+
+    async def _disconnected(self) -> None:
+        if not self._closing:
+            logger.warning(
+                "connection lost", extra={"action": "disconnected", "connection": self._label}
+            )
+        self._lost.set_result(None)
+        self._lost = asyncio.get_running_loop().create_future()
+        self._on_lost()
+
+    async def _reconnected(self) -> None:
+        logger.info(
+            "connection is back", extra={"action": "reconnected", "connection": self._label}
+        )
+        self._on_back()
+
+    async def _closed(self) -> None:
+        if not self._closing:
+            logger.error(
+                "the broker closed the connection for good: %s",
+                self._nc.last_error,
+                extra={"action": "connection_closed", "connection": self._label},
+            )
+
+
+def _text(error: Exception) -> str:
+    return str(error) or type(error).__name__

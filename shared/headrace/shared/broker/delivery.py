@@ -1,0 +1,113 @@
+"""One message taken from a work queue, and the ways to settle it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Mapping
+from typing import Protocol
+
+import msgspec
+from nats.aio.msg import Msg
+
+from headrace.shared.errors import BrokerError
+
+logger = logging.getLogger(__name__)
+
+NAK = b"-NAK"
+IN_PROGRESS = b"+WPI"
+TERM = b"+TERM"
+ACK = b"+ACK"
+
+
+class Settler(Protocol):
+    """How a delivery reaches the broker."""
+
+    async def settle(self, reply: str, payload: bytes) -> None:
+        """Send and wait until the broker has it. Raises: BrokerError."""
+        ...
+
+    async def signal(self, reply: str, payload: bytes) -> None:
+        """Send without waiting. Raises: BrokerError."""
+        ...
+
+
+class Delivery:
+    """A message that this worker holds until it is settled, or until `ack_wait` passes without a sign."""
+
+    __slots__ = (
+        "_ack_wait_s",
+        "_reply",
+        "_settler",
+        "headers",
+        "num_delivered",
+        "payload",
+        "published",
+        "subject",
+    )
+
+    def __init__(
+        self,
+        message: Msg,
+        payload: bytes,
+        headers: Mapping[str, str],
+        *,
+        settler: Settler,
+        ack_wait_s: float,
+    ) -> None:
+        metadata = message.metadata
+        self.subject = message.subject
+        self.payload = payload
+        self.headers = headers
+        self.num_delivered = metadata.num_delivered  #: 1 the first time
+        self.published = metadata.timestamp.timestamp()  #: when the broker stored it (Unix seconds)
+        self._reply = message.reply
+        self._settler = settler
+        self._ack_wait_s = ack_wait_s
+
+    async def ack(self) -> None:
+        """Remove the message from its queue; the broker has done so when this returns. Raises: BrokerError."""
+        await self._settler.settle(self._reply, ACK)
+
+    async def term(self, reason: str) -> None:
+        """Remove the message because nobody will ever be able to work it off. Raises: BrokerError."""
+        await self._settler.settle(self._reply, f"{TERM.decode()} {reason}".encode())
+
+    async def nak(self, delay_s: float = 0) -> None:
+        """Give the message back, to be taken again after `delay_s` seconds. Raises: BrokerError."""
+        await self._settler.signal(self._reply, nak_payload(delay_s))
+
+    async def in_progress(self) -> None:
+        """Start `ack_wait` anew. Raises: BrokerError."""
+        await self._settler.signal(self._reply, IN_PROGRESS)
+
+    @contextlib.asynccontextmanager
+    async def keep_alive(self) -> AsyncIterator[None]:
+        """Send `in_progress` every third of `ack_wait` while the block runs."""
+        task = asyncio.create_task(self._keep_alive())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _keep_alive(self) -> None:
+        while True:
+            try:
+                await self.in_progress()
+            except BrokerError as error:
+                # The broker is away, and with it its clock: the next one may still be in time.
+                logger.warning(
+                    "in_progress not sent: %s",
+                    error,
+                    extra={"action": "in_progress_failed", "subject": self.subject},
+                )
+            await asyncio.sleep(self._ack_wait_s / 3)
+
+
+def nak_payload(delay_s: float) -> bytes:
+    """Return the words that give a message back after `delay_s` seconds."""
+    if delay_s <= 0:
+        return NAK
+    return NAK + b" " + msgspec.json.encode({"delay": int(delay_s * 10**9)})

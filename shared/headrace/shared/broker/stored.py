@@ -1,0 +1,80 @@
+"""Reading the messages that a stream holds, by direct get: no consumer is made for it."""
+
+from __future__ import annotations
+
+import msgspec
+from nats.aio.msg import Msg
+
+from headrace.shared.broker.connection import Connection
+from headrace.shared.errors import BrokerError
+
+BATCH = 256
+BATCH_BYTES = 16 * 2**20  # below the broker's max_pending, or it would drop us as a slow consumer
+BATCH_TIMEOUT_S = 10.0
+
+SEQUENCE = "Nats-Sequence"
+_PENDING = "Nats-Num-Pending"
+
+
+async def read_subject(
+    connection: Connection, stream: str, subject: str, *, first_seq: int = 0
+) -> list[Msg]:
+    """Return a subject's messages in the order in which they were stored; none is an empty list.
+
+    Raises: BrokerError.
+    """
+    found: list[Msg] = []
+    next_seq = max(first_seq, 1)
+    while True:
+        messages = await connection.collect(
+            f"$JS.API.DIRECT.GET.{stream}",
+            msgspec.json.encode(
+                {
+                    "seq": next_seq,
+                    "next_by_subj": subject,
+                    "batch": BATCH,
+                    "max_bytes": BATCH_BYTES,
+                }
+            ),
+            timeout_s=BATCH_TIMEOUT_S,
+            is_last=lambda message: status_of(message) is not None,
+        )
+        end = messages.pop()
+        found.extend(messages)
+        status = status_of(end)
+        if status in ("404", "503"):  # no message from there on; no such stream
+            return found
+        if status != "204":
+            raise BrokerError(f"reading {subject} from {stream}: {description_of(end)}")
+        if not messages or int((end.headers or {}).get(_PENDING, "0")) == 0:
+            return found
+        next_seq = int((messages[-1].headers or {})[SEQUENCE]) + 1
+
+
+async def read_sequence(connection: Connection, stream: str, sequence: int) -> Msg | None:
+    """Return one message, or None when the stream no longer holds it. Raises: BrokerError."""
+    message = await connection.request(
+        f"$JS.API.DIRECT.GET.{stream}", msgspec.json.encode({"seq": sequence}), timeout_s=5.0
+    )
+    return None if status_of(message) else message
+
+
+async def read_last(connection: Connection, stream: str, subject: str) -> Msg | None:
+    """Return a subject's last message, or None. Raises: BrokerError."""
+    message = await connection.request(
+        f"$JS.API.DIRECT.GET.{stream}",
+        msgspec.json.encode({"last_by_subj": subject}),
+        timeout_s=5.0,
+    )
+    return None if status_of(message) else message
+
+
+def status_of(message: Msg) -> str | None:
+    """Return the three digits of a status message, or None for any other message."""
+    return (message.headers or {}).get("Status")
+
+
+def description_of(message: Msg) -> str:
+    """Return what a status message says."""
+    headers = message.headers or {}
+    return f"{headers.get('Status', '')} {headers.get('Description', '')}".strip()

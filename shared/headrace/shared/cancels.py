@@ -1,0 +1,66 @@
+"""Cancels, heard by every worker that may hold the request."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from headrace.shared import subjects, wire
+from headrace.shared.errors import WireError
+from headrace.shared.messages import Cancel
+
+if TYPE_CHECKING:
+    from headrace.shared.broker import Broker, Received, Subscription
+
+logger = logging.getLogger(__name__)
+
+_MAX_REMEMBERED = 10_000
+
+
+class Cancels:
+    """Remembers the latest cancels, and calls back whoever runs a cancelled request.
+
+    A cancel may come before its request is taken from a queue; so the latest 10,000 are remembered.
+    """
+
+    def __init__(self) -> None:
+        self._reasons: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._callbacks: dict[tuple[str, str], Callable[[str], None]] = {}
+        self._subscription: Subscription | None = None
+
+    async def start(self, broker: Broker) -> None:
+        """Subscribe; registered at the broker when this returns."""
+        self._subscription = await broker.subscribe(subjects.cancel_all(), self._on_cancel)
+
+    def reason(self, tenant: str, request_id: str) -> str | None:
+        """Return why the request was cancelled. None: it was not."""
+        return self._reasons.get((tenant, request_id))
+
+    def watch(self, tenant: str, request_id: str, callback: Callable[[str], None]) -> None:
+        """Call `callback(reason)` once when the request is cancelled."""
+        self._callbacks[tenant, request_id] = callback
+
+    def unwatch(self, tenant: str, request_id: str) -> None:
+        """Forget the callback."""
+        self._callbacks.pop((tenant, request_id), None)
+
+    def _on_cancel(self, received: Received) -> None:
+        try:
+            cancel = wire.decode(received.payload, Cancel)
+        except WireError as error:
+            logger.warning("unreadable cancel: %s", error, extra={"action": "cancel_unreadable"})
+            return
+        key = (cancel.tenant, cancel.request_id)
+        if subjects.cancel(*key) != received.subject:
+            logger.warning(
+                "cancel for another tenant's request refused", extra={"action": "cancel_foreign"}
+            )
+            return
+        self._reasons[key] = cancel.reason
+        while len(self._reasons) > _MAX_REMEMBERED:
+            self._reasons.popitem(last=False)
+        callback = self._callbacks.pop(key, None)
+        if callback is not None:
+            callback(cancel.reason)

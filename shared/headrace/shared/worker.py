@@ -1,0 +1,227 @@
+"""What every stage process is made of: a name, a broker, a heartbeat, the cancels it hears, its ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from headrace.shared import subjects, wire
+from headrace.shared.broker import Broker, Delivery
+from headrace.shared.cancels import Cancels
+from headrace.shared.errors import (
+    BrokerError,
+    CancelledRequestError,
+    EngineDeadError,
+    ExpiredError,
+    RequestError,
+)
+from headrace.shared.messages import DeadLetter, Heartbeat, Status, Terminal, Timings
+from headrace.shared.openai_errors import error_body
+from headrace.shared.settings import Settings
+from headrace.shared.subjects import Lane, Role
+from headrace.shared.workers import Beacon, WorkerTable
+
+logger = logging.getLogger(__name__)
+
+MAX_DELIVERIES = 3
+REDELIVERY_DELAY_S = 1.0
+
+State = Literal["starting", "ready", "draining", "stopped"]
+
+
+@dataclass(kw_only=True)
+class Worker:
+    """One stage process. `describe` adds what only the stage knows to each heartbeat."""
+
+    role: Role
+    instance: str
+    model: str
+    contract: str
+    broker: Broker
+    table: WorkerTable
+    cancels: Cancels
+    slots: int
+    describe: Callable[[], dict[str, Any]] = dict
+    state: State = "starting"
+    _beacon: Beacon | None = field(default=None, repr=False)
+
+    @property
+    def slug(self) -> str:
+        """The model's token in subjects."""
+        return subjects.model_slug(self.model)
+
+    def heartbeat(self) -> Heartbeat:
+        """Return what this worker is right now."""
+        base = Heartbeat(
+            role=self.role,
+            instance=self.instance,
+            model=self.model,
+            contract=self.contract,
+            state=self.state,
+            slots=self.slots,
+            num_running=0,
+        )
+        return msgspec.structs.replace(base, **self.describe())
+
+    async def enter(self, state: State) -> None:
+        """Change the state, and tell everybody at once."""
+        self.state = state
+        logger.info(
+            "%s is %s",
+            self.instance,
+            state,
+            extra={"action": f"worker_{state}", "worker": self.instance},
+        )
+        if self._beacon is not None:
+            await self._beacon.beat()
+
+    async def dead_letter(self, delivery: Delivery, reason: str) -> None:
+        """Keep a message that can't be worked off for a person to look at, and take it off its queue."""
+        letter = DeadLetter(
+            stage=self.role,
+            reason=reason,
+            subject=delivery.subject,
+            headers=dict(delivery.headers),
+            payload=delivery.payload,
+            num_delivered=delivery.num_delivered,
+        )
+        logger.error(
+            "message on %s put aside: %s",
+            delivery.subject,
+            reason,
+            extra={"action": "dead_letter", "subject": delivery.subject},
+        )
+        await self.broker.publish_durable(
+            subjects.dead_letter(self.role, self.slug),
+            wire.encode(letter),
+            message_id=uuid.uuid4().hex,
+        )
+        await delivery.term(reason)
+
+    async def settle(
+        self,
+        delivery: Delivery,
+        work: Callable[[Delivery], Awaitable[None]],
+        give_up: Callable[[Delivery], Awaitable[None]],
+    ) -> None:
+        """Run `work`, which acks; a message on which it fails comes again, and at last is put aside.
+
+        Raises: EngineDeadError, which ends the worker; what it held is delivered to another one.
+        """
+        try:
+            await work(delivery)
+        except (EngineDeadError, asyncio.CancelledError):
+            await self._give_back(delivery)
+            raise
+        except BrokerError as error:
+            logger.warning(
+                "message on %s not settled, it will come again: %s",
+                delivery.subject,
+                error,
+                extra={"action": "not_settled", "subject": delivery.subject},
+            )
+        except Exception as error:
+            logger.exception(
+                "message on %s made this worker fail",
+                delivery.subject,
+                extra={"action": "unexpected_error", "subject": delivery.subject},
+            )
+            if delivery.num_delivered < MAX_DELIVERIES:
+                await delivery.nak(REDELIVERY_DELAY_S)
+                return
+            await give_up(delivery)
+            await self.dead_letter(delivery, f"{type(error).__name__}: {error}")
+
+    async def _give_back(self, delivery: Delivery) -> None:
+        """Let another worker have the message at once; without a broker it comes after `ack_wait`."""
+        try:
+            await delivery.nak()
+        except BrokerError as error:
+            logger.warning(
+                "message on %s comes again only after ack_wait: %s",
+                delivery.subject,
+                error,
+                extra={"action": "nak_failed", "subject": delivery.subject},
+            )
+
+    async def publish_terminal(self, tenant: str, lane: Lane, terminal: Terminal) -> None:
+        """End a request. Only the first terminal of a request counts; later ones change nothing.
+
+        Raises: BrokerError when the broker does not take it in time.
+        """
+        payload = wire.encode(terminal)
+        if lane is not Lane.RT:
+            await self.broker.publish_durable(
+                subjects.res(tenant, terminal.request_id),
+                payload,
+                message_id=f"{terminal.request_id}.result",
+                expect_new_subject=True,
+            )
+        await self.broker.publish_durable(
+            subjects.out(tenant, terminal.request_id),
+            payload,
+            message_id=f"{terminal.request_id}.terminal",
+        )
+
+
+def status_of(error: RequestError) -> Status:
+    """Return how a request that failed with `error` ends."""
+    if isinstance(error, CancelledRequestError):
+        return "cancelled"
+    return "expired" if isinstance(error, ExpiredError) else "error"
+
+
+def terminal_of(
+    request_id: str, error: RequestError, *, seq: int = 0, timings: Timings | None = None
+) -> Terminal:
+    """Return the terminal of a request that failed after `seq` messages of its answer."""
+    return Terminal(
+        request_id=request_id,
+        seq=seq,
+        status=status_of(error),
+        http_status=error.http_status,
+        body=error_body(error),
+        retry_after_s=1.0 if error.retryable else None,
+        timings=timings or Timings(),
+    )
+
+
+@asynccontextmanager
+async def joined(
+    settings: Settings, role: Role, *, model: str, contract: str, slots: int
+) -> AsyncIterator[Worker]:
+    """Join the pipeline: connect, declare the model's queues, send heartbeats; leave it at the end."""
+    instance = f"{role}-{uuid.uuid4().hex[:8]}"
+    broker = await Broker.connect(settings.broker, role=role, name=instance)
+    try:
+        worker = Worker(
+            role=role,
+            instance=instance,
+            model=model,
+            contract=contract,
+            broker=broker,
+            table=WorkerTable(broker),
+            cancels=Cancels(),
+            slots=slots,
+        )
+        await broker.declare_model(worker.slug)
+        await worker.table.start()
+        await worker.cancels.start(broker)
+        beacon = Beacon(broker, worker.heartbeat)
+        worker._beacon = beacon
+        await beacon.start()
+        try:
+            yield worker
+        finally:
+            worker.state = "stopped"
+            await beacon.stop()
+            await worker.table.stop()
+    finally:
+        await broker.close()
