@@ -1,0 +1,1 @@
+"""Decode: owns a job, gets its prompt computed, generates the token IDs of its answer."""

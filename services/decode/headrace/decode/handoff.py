@@ -1,0 +1,54 @@
+"""Which handoffs may reach the engine. vLLM pulls what it is told to, and answers from it without an error."""
+
+from __future__ import annotations
+
+from headrace.engine.handoff_check import check_kv_transfer_params
+from headrace.engine.interface import EngineInfo
+from headrace.shared import token_ids
+from headrace.shared.errors import HandoffError
+from headrace.shared.messages import Handoff, PrefillTask
+
+
+def check(
+    handoff: Handoff,
+    task: PrefillTask,
+    info: EngineInfo,
+    *,
+    contract: str,
+    now: float,
+    margin_s: float,
+) -> None:
+    """Let a handoff pass that answers `task`, is fresh, and fits this engine.
+
+    That it is used once is the caller's part: a task's answer is taken once (`prefill_leg.py`).
+
+    Raises: HandoffError whose `reason` is task, contract, prompt, epoch, expired, or one of
+    `check_kv_transfer_params`.
+    """
+    if handoff.task_id != task.task_id:
+        raise HandoffError("task", f"handoff of task {handoff.task_id}, expected {task.task_id}")
+    if handoff.contract != contract:
+        raise HandoffError(
+            "contract", f"prefill's contract is {handoff.contract}, decode's is {contract}"
+        )
+    if handoff.prompt_hash != task.prompt_hash:
+        raise HandoffError(
+            "prompt", f"handoff of prompt {handoff.prompt_hash}, expected {task.prompt_hash}"
+        )
+    if handoff.kv_transfer_params.get("remote_engine_id") != handoff.epoch:
+        raise HandoffError(
+            "epoch",
+            f"handoff of engine {handoff.kv_transfer_params.get('remote_engine_id')!r}, but its "
+            f"worker's engine is {handoff.epoch!r}",
+        )
+    if now > handoff.expires - margin_s:
+        raise HandoffError(
+            "expired",
+            f"the lease ends in {handoff.expires - now:.1f} s; a pull needs {margin_s:.1f} s "
+            "(decode.handoff_margin_s)",
+        )
+    check_kv_transfer_params(
+        handoff.kv_transfer_params,
+        num_prompt_token_ids=token_ids.count(task.token_ids),
+        block_size=info.block_size,
+    )

@@ -1,0 +1,183 @@
+"""Getting a prompt computed by a prefill worker."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable
+
+from headrace.decode import handoff as handoffs
+from headrace.engine.interface import DecodeEngine, EngineInfo
+from headrace.shared import subjects, wire
+from headrace.shared.broker import Received
+from headrace.shared.errors import (
+    HandoffError,
+    NoWorkerError,
+    RequestError,
+    WireError,
+)
+from headrace.shared.messages import Handoff, Job, PrefillFailed, PrefillTask, Prompt
+from headrace.shared.openai_errors import error_of
+from headrace.shared.subjects import Role
+from headrace.shared.token_ids import prompt_hash
+from headrace.shared.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+LIVENESS_S = 0.5
+
+
+class PrefillLeg:
+    """Publishes prefill tasks and takes each one's answer, once; every other handoff is given back."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        engine: DecodeEngine,
+        info: EngineInfo,
+        *,
+        timeout_s: float,
+        margin_s: float,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._worker = worker
+        self._engine = engine
+        self._info = info
+        self._timeout_s = timeout_s
+        self._margin_s = margin_s
+        self._now = now
+        self._waiting: dict[str, asyncio.Future[Handoff | PrefillFailed]] = {}
+        self._releases: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Subscribe to this worker's own reply subject."""
+        await self._worker.broker.subscribe(subjects.kv(self._worker.instance), self._on_answer)
+
+    @property
+    def has_worker(self) -> bool:
+        """True when a live prefill worker shares this worker's contract."""
+        return bool(
+            self._worker.table.ready(
+                Role.PREFILL, slug=self._worker.slug, contract=self._worker.contract
+            )
+        )
+
+    async def compute(self, job: Job, prompt: Prompt) -> Handoff:
+        """Return a checked handoff of the prompt; the caller pulls it or calls `release`.
+
+        Raises: NoWorkerError when no prefill worker is left or none answers in time, HandoffError,
+        EngineRequestError and what else prefill reports.
+        """
+        now = self._now()
+        task = PrefillTask(
+            task_id=uuid.uuid4().hex,
+            request_id=job.request_id,
+            tenant=job.tenant,
+            decode_instance=self._worker.instance,
+            published=now,
+            expires=min(job.deadline, now + self._timeout_s),
+            contract=self._worker.contract,
+            token_ids=prompt.token_ids,
+            prompt_hash=prompt_hash(prompt.token_ids, prompt.cache_salt),
+            cache_salt=prompt.cache_salt,
+            priority=job.priority,
+        )
+        answer: asyncio.Future[Handoff | PrefillFailed] = asyncio.get_running_loop().create_future()
+        self._waiting[task.task_id] = answer
+        try:
+            await self._worker.broker.publish_durable(
+                subjects.prefill(self._worker.slug), wire.encode(task), message_id=task.task_id
+            )
+            result = await self._answer(answer, task)
+        except asyncio.CancelledError:
+            if answer.done() and not answer.cancelled():
+                self._give_back(answer.result())
+            raise
+        finally:
+            self._waiting.pop(task.task_id, None)
+        if isinstance(result, PrefillFailed):
+            raise error_of(result.failure)
+        try:
+            handoffs.check(
+                result,
+                task,
+                self._info,
+                contract=self._worker.contract,
+                now=self._now(),
+                margin_s=self._margin_s,
+            )
+        except HandoffError as error:
+            logger.warning(
+                "handoff refused: %s",
+                error,
+                extra={
+                    "action": "handoff_refused",
+                    "reason": error.reason,
+                    "request_id": job.request_id,
+                },
+            )
+            self._give_back(result)
+            raise
+        return result
+
+    def release(self, handoff: Handoff) -> None:
+        """Give a handoff back that will not be pulled, so that prefill frees its blocks."""
+        self._give_back(handoff)
+
+    async def _answer(
+        self, answer: asyncio.Future[Handoff | PrefillFailed], task: PrefillTask
+    ) -> Handoff | PrefillFailed:
+        """Wait for the answer for as long as somebody may give it."""
+        while True:
+            remaining = task.expires - self._now()
+            if remaining <= 0:
+                raise NoWorkerError(
+                    f"no prefill worker answered within {task.expires - task.published:.0f} s "
+                    "(decode.prefill_timeout_s)"
+                )
+            done, _ = await asyncio.wait({answer}, timeout=min(LIVENESS_S, remaining))
+            if done:
+                return answer.result()
+            if not self.has_worker:
+                raise NoWorkerError("the last prefill worker is gone")
+
+    def _on_answer(self, received: Received) -> None:
+        try:
+            answer = wire.decode(received.payload, Handoff, PrefillFailed)
+        except WireError as error:
+            logger.warning(
+                "unreadable answer from prefill: %s", error, extra={"action": "handoff_unreadable"}
+            )
+            return
+        future = self._waiting.pop(answer.task_id, None)
+        if future is not None and not future.done():
+            future.set_result(answer)
+            return
+        logger.warning(
+            "handoff refused: nobody waits for task %s",
+            answer.task_id,
+            extra={
+                "action": "handoff_refused",
+                "reason": "unknown_task",
+                "request_id": answer.request_id,
+            },
+        )
+        self._give_back(answer)
+
+    def _give_back(self, answer: Handoff | PrefillFailed) -> None:
+        if isinstance(answer, Handoff):
+            release = asyncio.create_task(self._release(answer))
+            self._releases.add(release)
+            release.add_done_callback(self._releases.discard)
+
+    async def _release(self, handoff: Handoff) -> None:
+        try:
+            await self._engine.release_handoff(handoff.kv_transfer_params)
+        except (RequestError, HandoffError) as error:
+            logger.warning(
+                "handoff not released, its lease will end: %s",
+                error,
+                extra={"action": "handoff_release_failed", "request_id": handoff.request_id},
+            )

@@ -1,0 +1,152 @@
+"""One job's way to its reader: a claimed derender worker, and another when that one is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from headrace.decode.frames import FrameLink
+from headrace.decode.stream_log import StreamLog
+from headrace.engine.interface import DecodeOutput
+from headrace.shared.errors import BrokerError, NoWorkerError
+from headrace.shared.messages import Job, OpenStream, StreamEnd, StreamOpened, StreamRefused
+from headrace.shared.openai_errors import error_of
+
+logger = logging.getLogger(__name__)
+
+CLAIM_RETRY_S = 0.2
+END_RETRY_S = 1.0
+
+
+class Stream:
+    """The answer of one job. `add` never waits: what is not sent yet stays in the log."""
+
+    def __init__(
+        self,
+        job: Job,
+        stream_id: int,
+        *,
+        decode_instance: str,
+        claim: Callable[[OpenStream], Awaitable[StreamOpened | StreamRefused]],
+        link_to: Callable[[str], FrameLink],
+    ) -> None:
+        self.job = job
+        self.log = StreamLog(stream_id)
+        self.end: StreamEnd | None = None
+        self._decode_instance = decode_instance
+        self._claim = claim
+        self._link_to = link_to
+        self._link: FrameLink | None = None
+        self._derender_instance = ""
+        self._lost = asyncio.Event()
+        self._done = asyncio.Event()
+        self._choices: dict[int, asyncio.Task[None]] = {}
+        self._stopped: set[int] = set()
+
+    @property
+    def stream_id(self) -> int:
+        """Names the stream between decode and derender."""
+        return self.log.stream_id
+
+    def add(self, choice: int, output: DecodeOutput) -> None:
+        """Append what a step gave a choice."""
+        self.log.add(choice, output)
+        if self._link is not None:
+            self._link.notify(self.stream_id)
+
+    def running(self, choice: int, task: asyncio.Task[None]) -> None:
+        """Name the task that generates a choice, so that a stop string can end it."""
+        self._choices[choice] = task
+
+    def stop(self, choice: int) -> None:
+        """A stop string was found in this choice: its generation ends, the request goes on."""
+        self._stopped.add(choice)
+        task = self._choices.get(choice)
+        if task is not None:
+            task.cancel()
+
+    def is_stopped(self, choice: int) -> bool:
+        """True when a stop string ended this choice."""
+        return choice in self._stopped
+
+    def resync(self, index: int) -> None:
+        """The derender worker lacks entries from `index` on."""
+        if self._link is not None:
+            self._link.resync(self.stream_id, index)
+
+    def lost(self, derender_instance: str) -> None:
+        """This derender worker is gone, or does not know the stream; another one may hold it already."""
+        if derender_instance == self._derender_instance:
+            self._lost.set()
+
+    def done(self) -> None:
+        """The terminal is published."""
+        self._done.set()
+
+    async def deliver(self) -> None:
+        """Keep a derender worker claimed until it says that the terminal is published.
+
+        Raises: RequestError when every worker would refuse this request.
+        """
+        attempt = 0
+        try:
+            while not self._done.is_set():
+                attempt += 1
+                self._lost.clear()
+                self._derender_instance = await self._claimed(attempt)
+                self._link = self._link_to(self._derender_instance)
+                self._link.attach(self)
+                await self._until_lost_or_done()
+                self._link.detach(self.stream_id)
+        finally:
+            if self._link is not None:
+                self._link.detach(self.stream_id)
+                self._link = None
+
+    def finish(self, end: StreamEnd) -> None:
+        """All is generated, or nothing more will be."""
+        self.end = end
+        if self._link is not None:
+            self._link.send_end(self.stream_id)
+
+    async def _claimed(self, attempt: int) -> str:
+        """Return the instance of a worker that took the stream."""
+        while True:
+            request = OpenStream(
+                stream_id=self.stream_id,
+                attempt=attempt,
+                decode_instance=self._decode_instance,
+                job=self.job,
+            )
+            try:
+                answer = await self._claim(request)
+            except (NoWorkerError, BrokerError) as error:
+                logger.warning(
+                    "no derender worker yet: %s",
+                    error,
+                    extra={"action": "derender_claim_retry", "request_id": self.job.request_id},
+                )
+                await asyncio.sleep(CLAIM_RETRY_S)
+                continue
+            if isinstance(answer, StreamOpened):
+                return answer.derender_instance
+            if not answer.failure.retryable:
+                raise error_of(answer.failure)
+            await asyncio.sleep(CLAIM_RETRY_S)
+
+    async def _until_lost_or_done(self) -> None:
+        lost = asyncio.create_task(self._lost.wait())
+        done = asyncio.create_task(self._done.wait())
+        try:
+            while True:
+                finished, _ = await asyncio.wait(
+                    {lost, done}, timeout=END_RETRY_S, return_when=asyncio.FIRST_COMPLETED
+                )
+                if finished:
+                    return
+                if self.end is not None and self._link is not None:
+                    self._link.send_end(self.stream_id)
+        finally:
+            lost.cancel()
+            done.cancel()

@@ -1,0 +1,1 @@
+"""Prefill: a prompt's token IDs in, a lease on its KV cache out."""

@@ -1,0 +1,187 @@
+"""The prefill process: takes tasks while its KV cache has room, answers each with a handoff."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from headrace.engine.interface import EngineInfo, PrefillEngine, watch_engine
+from headrace.prefill import engine as engines
+from headrace.prefill.handler import PrefillHandler
+from headrace.shared import subjects, wire
+from headrace.shared.broker import Delivery, WorkQueue
+from headrace.shared.contract import contract, served_name
+from headrace.shared.errors import (
+    CancelledRequestError,
+    EngineRequestError,
+    MalformedMessageError,
+    RequestError,
+    WireError,
+)
+from headrace.shared.intake import Intake, Slots, guarded
+from headrace.shared.messages import Handoff, PrefillFailed, PrefillTask
+from headrace.shared.openai_errors import failure_of
+from headrace.shared.settings import EngineKind, Settings
+from headrace.shared.subjects import Role
+from headrace.shared.worker import Worker, joined
+
+logger = logging.getLogger(__name__)
+
+LEASE_POLL_S = 0.25
+
+
+async def run(settings: Settings, *, engine: EngineKind, stop: asyncio.Event) -> None:
+    """Serve until `stop` is set, then wait until the handoffs are pulled or expired.
+
+    Raises: EngineDeadError when the engine can't start or dies.
+    """
+    async with joined(
+        settings,
+        Role.PREFILL,
+        model=served_name(settings),
+        contract=contract(settings, engine=engine),
+        slots=settings.prefill.slots,
+    ) as worker:
+        prefill_engine = engines.build(settings, engine)
+        try:
+            info = await prefill_engine.start()
+            service = PrefillService(settings, worker, prefill_engine, info)
+            await guarded(service.serve(stop), watch_engine(prefill_engine))
+        finally:
+            await prefill_engine.shutdown()
+
+
+class PrefillService:
+    """Takes prefill tasks and publishes handoffs."""
+
+    def __init__(
+        self, settings: Settings, worker: Worker, engine: PrefillEngine, info: EngineInfo
+    ) -> None:
+        self._settings = settings.prefill
+        self._worker = worker
+        self._engine = engine
+        self._info = info
+        self._slots = Slots(worker.slots)
+        self._num_prefilled = 0
+        self._last_expiry = 0.0
+        self._handler = PrefillHandler(
+            engine, info, instance=worker.instance, contract=worker.contract
+        )
+        worker.describe = self._describe
+
+    async def serve(self, stop: asyncio.Event) -> None:
+        """Take tasks until `stop`, then drain."""
+        intake = Intake(
+            self._worker.broker,
+            [WorkQueue.prefill(self._worker.slug)],
+            self._slots,
+            lambda delivery: self._worker.settle(delivery, self._work, self._give_up),
+            is_open=self._has_room,
+        )
+        await self._worker.enter("ready")
+        await intake.run(stop, drain_timeout_s=self._settings.drain_timeout_s)
+        await self._worker.enter("draining")
+        await self._wait_for_leases()
+
+    def _has_room(self) -> bool:
+        used = 1 - self._engine.stats().num_blocks_free / self._info.num_blocks
+        return used < self._settings.max_kv_usage
+
+    async def _wait_for_leases(self) -> None:
+        """Keep the engine until each handoff was pulled, or is expired."""
+        try:
+            async with asyncio.timeout(self._settings.drain_timeout_s):
+                while self._engine.stats().num_blocks_free < self._info.num_blocks:
+                    await asyncio.sleep(LEASE_POLL_S)
+        except TimeoutError:
+            logger.warning(
+                "leases are still held after %.0f s (prefill.drain_timeout_s)",
+                self._settings.drain_timeout_s,
+                extra={"action": "prefill_drain_timeout"},
+            )
+
+    async def _work(self, delivery: Delivery) -> None:
+        try:
+            task = wire.decode(delivery.payload, PrefillTask)
+        except WireError as error:
+            await self._worker.dead_letter(delivery, str(error))
+            return
+        async with delivery.keep_alive():
+            answer = await self._answer(task)
+            await self._worker.broker.publish(
+                subjects.kv(task.decode_instance), wire.encode(answer)
+            )
+            await delivery.ack()
+
+    async def _give_up(self, delivery: Delivery) -> None:
+        task = wire.decode(delivery.payload, PrefillTask)
+        failed = self._failed(task, EngineRequestError("this prompt made prefill fail"))
+        await self._worker.broker.publish(subjects.kv(task.decode_instance), wire.encode(failed))
+
+    async def _answer(self, task: PrefillTask) -> Handoff | PrefillFailed:
+        try:
+            handoff = await self._run(task)
+        except (RequestError, MalformedMessageError) as error:
+            return self._failed(
+                task, error if isinstance(error, RequestError) else EngineRequestError(str(error))
+            )
+        self._num_prefilled += 1
+        logger.info(
+            "prefill done",
+            extra={
+                "action": "prefill_done",
+                "request_id": task.request_id,
+                "seconds": round(handoff.prefill_s, 6),
+                "num_cached_token_ids": handoff.num_cached_token_ids,
+            },
+        )
+        return handoff
+
+    def _failed(self, task: PrefillTask, error: RequestError) -> PrefillFailed:
+        logger.warning(
+            "prefill failed: %s",
+            error,
+            extra={"action": "prefill_failed", "request_id": task.request_id},
+        )
+        return PrefillFailed(
+            task_id=task.task_id,
+            request_id=task.request_id,
+            prefill_instance=self._worker.instance,
+            failure=failure_of(error),
+        )
+
+    async def _run(self, task: PrefillTask) -> Handoff:
+        """Run the handler so that a cancel of the request, and only that, ends it."""
+        reason = self._worker.cancels.reason(task.tenant, task.request_id)
+        if reason is not None:
+            raise CancelledRequestError(f"request {task.request_id} was cancelled: {reason}")
+        work = asyncio.create_task(self._handler.handle(task))
+        cancelled: list[str] = []
+
+        def cancel(reason: str) -> None:
+            cancelled.append(reason)
+            work.cancel()
+
+        self._worker.cancels.watch(task.tenant, task.request_id, cancel)
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if not cancelled:
+                work.cancel()
+                raise
+            raise CancelledRequestError(
+                f"request {task.request_id} was cancelled: {cancelled[0]}"
+            ) from None
+        finally:
+            self._worker.cancels.unwatch(task.tenant, task.request_id)
+
+    def _describe(self) -> dict[str, object]:
+        stats = self._engine.stats()
+        return {
+            "num_running": self._slots.total - self._slots.free,
+            "max_model_len": self._info.max_model_len,
+            "epoch": self._info.engine_id,
+            "kv_blocks_total": self._info.num_blocks,
+            "kv_blocks_free": stats.num_blocks_free,
+            "num_prefilled": self._num_prefilled,
+        }

@@ -1,0 +1,367 @@
+"""Engines without a model: deterministic answers, real blocks, leases and pulls, faults on demand.
+
+They err as vLLM does: a used, expired or foreign handoff gives a wrong answer with a normal finish
+reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Iterator
+from typing import Any
+
+from headrace.engine.fake_blocks import BlockPool, Leases
+from headrace.engine.fake_faults import FaultPlan
+from headrace.engine.fake_kv import Pull, PullFailedError, PullServer
+from headrace.engine.fake_steps import Sequence, StepLoop
+from headrace.engine.fake_text import (
+    VOCAB_SIZE,
+    FakeSamplingParams,
+    decode_sampling_params,
+    expected_output,
+    kv_content,
+)
+from headrace.engine.handoff_check import check_kv_transfer_params, check_origin
+from headrace.engine.interface import DecodeOutput, EngineInfo, EngineStats, PrefillResult
+from headrace.engine.request_check import check_prompt
+from headrace.shared.errors import EngineDeadError, EngineRequestError
+from headrace.shared.settings import Settings
+
+__all__ = ["FakeDecodeEngine", "FakePrefillEngine", "FaultPlan", "expected_output"]
+
+BLOCK_BYTES = 4096
+RELEASE_TIMEOUT_S = 1.0  # a stopped prefill process never answers; vLLM's call does not wait at all
+
+
+class _FakeEngine:
+    """What both roles share: blocks, faults, death, counters."""
+
+    def __init__(self, settings: Settings, faults: FaultPlan | None) -> None:
+        fake = settings.fake
+        self.faults = faults or FaultPlan()
+        self.info = EngineInfo(
+            engine_id=str(uuid.uuid4()),
+            block_size=settings.model.block_size,
+            num_blocks=fake.num_blocks,
+            max_model_len=settings.model.max_model_len or fake.max_model_len,
+            vocab_size=VOCAB_SIZE,
+            block_bytes=BLOCK_BYTES,
+            lease_s=settings.nixl.lease_s,
+        )
+        self._settings = settings
+        self._pool = BlockPool(fake.num_blocks)
+        self._stats = EngineStats()
+        self._dead: asyncio.Future[None] | None = None
+        self._released = asyncio.Event()
+        self._computing = asyncio.Lock()
+        self._changed = asyncio.Condition()
+        self._notifying: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> EngineInfo:
+        """Be ready. Never fails."""
+        self._dead = asyncio.get_running_loop().create_future()
+        return self.info
+
+    async def check_health(self) -> None:
+        """Raises: EngineDeadError after `die`, or before `start`."""
+        self._check_alive()
+
+    def release(self) -> None:
+        """Let go of the requests that `FaultPlan.hold` holds, and hold no more."""
+        self.faults.hold = False
+        self._released.set()
+
+    def die(self) -> None:
+        """End the engine: every request in it, and every later one, raises EngineDeadError."""
+        if self._dead is not None and not self._dead.done():
+            self._dead.set_result(None)
+            self._pool.fail_waiting(EngineDeadError("the fake engine is dead"))
+            self._notify()
+
+    async def wait_until(self, condition: Callable[[EngineStats], bool]) -> None:
+        """Return as soon as the condition is true of `stats()`; for tests."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: condition(self.stats()))
+
+    def stats(self) -> EngineStats:
+        """Return the counters as they are."""
+        return dataclasses.replace(self._stats, num_blocks_free=self._pool.num_free)
+
+    def _check_alive(self) -> None:
+        if self._dead is None:
+            raise EngineDeadError("the fake engine was not started")
+        if self._dead.done():
+            raise EngineDeadError("the fake engine is dead")
+
+    def _add(self, **counts: float) -> None:
+        """Add to the counters named, and wake who waits for them."""
+        self._stats = dataclasses.replace(
+            self._stats, **{name: getattr(self._stats, name) + n for name, n in counts.items()}
+        )
+        self._notify()
+
+    def _notify(self) -> None:
+        async def notify() -> None:
+            async with self._changed:
+                self._changed.notify_all()
+
+        task = asyncio.ensure_future(notify())
+        self._notifying.add(task)
+        task.add_done_callback(self._notifying.discard)
+
+    @contextlib.contextmanager
+    def _request(self) -> Iterator[None]:
+        """Count a request while it is in the engine; inject what is planned for it."""
+        self._check_alive()
+        if self.faults.die_next:
+            self.faults.die_next = False
+            self.die()
+            self._check_alive()
+        if self.faults.fail_next > 0:
+            self.faults.fail_next -= 1
+            raise EngineRequestError("injected: the fake engine was told to fail this request")
+        self._add(num_running=1)
+        try:
+            yield
+        finally:
+            self._add(num_running=-1)
+
+    @contextlib.asynccontextmanager
+    async def _blocks(self, num_token_ids: int) -> AsyncGenerator[list[int], None]:
+        """Hold the blocks of so many token IDs."""
+        count = -(-num_token_ids // self.info.block_size)
+        blocks = await self._pool.acquire(count)
+        self._notify()
+        try:
+            yield blocks
+        finally:
+            self._pool.release(blocks)
+            self._notify()
+
+    async def _compute(self, token_ids: list[int]) -> bytes:
+        """Take the time of a prompt's forward pass, one prompt at a time; return what it leaves."""
+        await self._hold()
+        async with self._computing:
+            seconds = len(token_ids) / 1000 * self._settings.fake.prefill_s_per_1k
+            await self._unless_dead(asyncio.sleep(seconds + self.faults.extra_s))
+        self._add(num_steps=1, num_local_computed_token_ids=len(token_ids))
+        return kv_content(token_ids)
+
+    async def _hold(self) -> None:
+        if self.faults.hold:
+            self._released.clear()
+            await self._unless_dead(self._released.wait())
+
+    async def _unless_dead(self, awaitable: Any) -> Any:
+        """Await, but not beyond the engine's death."""
+        assert self._dead is not None
+        task = asyncio.ensure_future(awaitable)
+        try:
+            await asyncio.wait({task, self._dead}, return_when=asyncio.FIRST_COMPLETED)
+            self._check_alive()
+            return task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+
+
+class FakePrefillEngine(_FakeEngine):
+    """Leases blocks that decode engines, of this process or another, pull over TCP."""
+
+    def __init__(self, settings: Settings, faults: FaultPlan | None = None) -> None:
+        super().__init__(settings, faults)
+        self._leases = Leases(self._pool, self.info.lease_s, self._notify)
+        self._server = PullServer(self.info.engine_id, self._pool, self._leases, self.faults)
+        self._port = 0
+
+    async def start(self) -> EngineInfo:
+        """Listen for pulls."""
+        await super().start()
+        self._port = await self._server.start(self._settings.nixl.host, self._settings.nixl.port)
+        return self.info
+
+    async def prefill(
+        self, task_id: str, token_ids: list[int], *, cache_salt: str | None, priority: int
+    ) -> PrefillResult:
+        """Compute one prompt and lease its blocks; salt and priority change nothing here."""
+        check_prompt(token_ids, self.info)
+        with self._request():
+            count = -(-len(token_ids) // self.info.block_size)
+            blocks = await self._pool.acquire(count)
+            try:
+                self._pool.write(blocks, await self._compute(token_ids))
+            except BaseException:
+                self._pool.release(blocks)
+                raise
+            request_id = f"{task_id}-{uuid.uuid4().hex[:8]}"
+            expires = time.time() + self.info.lease_s
+            self._leases.add(request_id, blocks)
+            if self.faults.expire_early:
+                self._leases.expire_all()
+        return PrefillResult(
+            kv_transfer_params={
+                "do_remote_prefill": True,
+                "do_remote_decode": False,
+                "remote_block_ids": [blocks],
+                "remote_engine_id": self.info.engine_id,
+                "remote_request_id": request_id,
+                "remote_host": self._settings.nixl.host,
+                "remote_port": self._port,
+                "tp_size": 1,
+                "remote_num_tokens": len(token_ids),
+                "transfer_mode": "pull",
+            },
+            expires=expires,
+            num_cached_token_ids=0,
+        )
+
+    @property
+    def num_held_leases(self) -> int:
+        """How many handoffs a decode engine is about to pull."""
+        return self._leases.num_held
+
+    def expire_leases(self) -> None:
+        """Let every lease that nobody is pulling run out now; for tests."""
+        self._leases.expire_all()
+
+    def die(self) -> None:
+        """End the engine; pulls fail from now on."""
+        super().die()
+        self._server.close()
+
+    def stats(self) -> EngineStats:
+        """Return the counters as they are."""
+        return dataclasses.replace(
+            super().stats(),
+            num_leases=len(self._leases),
+            num_expired_leases=self._leases.num_expired,
+        )
+
+    async def shutdown(self) -> None:
+        """Stop listening; whoever pulls now sees a dead engine."""
+        self.die()
+        self._leases.close()
+
+
+class FakeDecodeEngine(_FakeEngine):
+    """Answers what its KV cache holds, be that its own prefill or what a pull brought."""
+
+    def __init__(self, settings: Settings, faults: FaultPlan | None = None) -> None:
+        super().__init__(settings, faults)
+        self._steps = StepLoop(settings.fake.step_s, self._after_step)
+
+    async def generate(
+        self,
+        sequence_id: str,
+        token_ids: list[int],
+        sampling_params: bytes,
+        *,
+        kv_transfer_params: dict[str, Any] | None,
+        cache_salt: str | None,
+        priority: int,
+        seed_offset: int = 0,
+        reasoning_ended: bool | None = None,
+        reasoning_parser_kwargs: dict[str, Any] | None = None,
+    ) -> AsyncGenerator[DecodeOutput, None]:
+        """Yield the answer step by step; salt, priority and reasoning change nothing here."""
+        params = decode_sampling_params(sampling_params)
+        check_prompt(token_ids, self.info, max_tokens=params.max_tokens)
+        if params.seed is not None:
+            params.seed += seed_offset
+        if kv_transfer_params is not None:
+            check_kv_transfer_params(
+                kv_transfer_params,
+                num_prompt_token_ids=len(token_ids),
+                block_size=self.info.block_size,
+            )
+        with self._request():
+            if kv_transfer_params is None:
+                async with self._blocks(len(token_ids)):
+                    content = await self._compute(token_ids)
+                    async with contextlib.aclosing(
+                        self._run(content, token_ids, params)
+                    ) as outputs:
+                        async for output in outputs:
+                            yield output
+                return
+            async with Pull(kv_transfer_params) as pull, self._blocks(len(token_ids)):
+                started = time.perf_counter()
+                try:
+                    content = await self._unless_dead(pull.pull())
+                except PullFailedError:
+                    self._add(num_failed_kv_transfers=1)
+                    yield DecodeOutput(token_ids=[], finish_reason="error")
+                    return
+                first = self._pulled(
+                    kv_transfer_params, len(token_ids), time.perf_counter() - started
+                )
+                await self._hold()
+                async with contextlib.aclosing(self._run(content, token_ids, params)) as outputs:
+                    async for output in outputs:
+                        yield dataclasses.replace(output, **first)
+                        first = {"num_cached_token_ids": len(token_ids)}
+
+    def _pulled(self, kv: dict[str, Any], num_token_ids: int, seconds: float) -> dict[str, Any]:
+        """Count a pull, and return what the sequence's first output says of it."""
+        num_bytes = sum(map(len, kv["remote_block_ids"])) * BLOCK_BYTES
+        self._add(
+            num_external_cached_token_ids=num_token_ids,
+            kv_transfer_bytes=num_bytes,
+            kv_transfer_s=seconds,
+            num_kv_transfers=1,
+        )
+        return {
+            "num_cached_token_ids": num_token_ids,
+            "kv_transfer_s": seconds,
+            "kv_transfer_bytes": num_bytes,
+        }
+
+    async def _run(
+        self, content: bytes, token_ids: list[int], params: FakeSamplingParams
+    ) -> AsyncGenerator[DecodeOutput, None]:
+        limit = params.max_tokens or self.info.max_model_len - len(token_ids)
+        sequence = Sequence(content, params, limit)
+        with self._steps.running(sequence):
+            while True:
+                output: DecodeOutput = await self._unless_dead(sequence.next_output())
+                yield output
+                if output.finish_reason is not None:
+                    return
+
+    def _after_step(self, num_token_ids: int) -> None:
+        self._add(num_steps=1)
+        left = self.faults.die_after_token_ids
+        if left is not None:
+            self.faults.die_after_token_ids = max(0, left - num_token_ids)
+            if left <= num_token_ids:
+                self.die()
+
+    async def release_handoff(self, kv_transfer_params: dict[str, Any]) -> None:
+        """Tell the prefill engine, if it is still there."""
+        check_origin(kv_transfer_params)
+        self._check_alive()
+        with contextlib.suppress(PullFailedError, TimeoutError):
+            async with asyncio.timeout(RELEASE_TIMEOUT_S), Pull(kv_transfer_params) as pull:
+                await pull.release()
+
+    async def warm_handshake(self, kv_transfer_params: dict[str, Any]) -> None:
+        """Do what a release does: the fake has no handshake."""
+        check_origin(kv_transfer_params)
+        self._check_alive()
+        try:
+            async with asyncio.timeout(RELEASE_TIMEOUT_S), Pull(kv_transfer_params) as pull:
+                await pull.release()
+        except (PullFailedError, TimeoutError) as error:
+            raise EngineRequestError(
+                f"no contact with prefill engine {kv_transfer_params['remote_engine_id']}: {error}"
+            ) from None
+
+    async def shutdown(self) -> None:
+        """End the engine."""
+        self.die()
+        await self._steps.stop()

@@ -1,0 +1,168 @@
+"""What prefill and decode need from an engine. vLLM implements it, and so does the fake.
+
+Everything here speaks token IDs. An engine never sees text, and a service never sees vLLM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from headrace.shared.messages import FinishReason
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineInfo:
+    """What a started engine is."""
+
+    engine_id: str  #: new with each start; the `remote_engine_id` of its handoffs
+    block_size: int  #: token IDs a KV block
+    num_blocks: int  #: KV blocks of the engine
+    max_model_len: int  #: prompt and answer together, in token IDs
+    vocab_size: int  #: every token ID is below this
+    block_bytes: int  #: bytes of one KV block, all layers
+    lease_s: float  #: how long a handoff's blocks are kept for the pull, in seconds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineStats:
+    """What an engine is doing, as of its last step."""
+
+    num_running: int = 0  #: requests in the engine, waiting ones included
+    num_blocks_free: int = 0  #: KV blocks not held by a request or a lease
+    num_steps: int = 0  #: engine steps since the start
+    num_external_cached_token_ids: int = 0  #: prompt token IDs that came over NIXL since the start
+    num_local_computed_token_ids: int = 0  #: prompt token IDs computed here since the start
+    kv_transfer_bytes: int = 0  #: bytes read over NIXL since the start
+    kv_transfer_s: float = 0.0  #: sum of NIXL's own time for those reads, in seconds
+    num_kv_transfers: int = 0  #: reads since the start
+    num_failed_kv_transfers: int = (
+        0  #: reads, handshakes and notifications that failed since the start
+    )
+    num_leases: int = 0  #: prefill: handoffs neither pulled, released nor expired
+    num_expired_leases: int = 0  #: prefill: handoffs that nobody pulled, since the start
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrefillResult:
+    """A computed prompt, leased to one decode engine."""
+
+    kv_transfer_params: dict[str, Any]  #: vLLM's handle for the pull
+    expires: float  #: when the engine may free the blocks (Unix seconds)
+    num_cached_token_ids: int  #: found in this engine's own prefix cache
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecodeOutput:
+    """New token IDs of one sequence. The last one has a finish reason."""
+
+    token_ids: list[int]
+    finish_reason: FinishReason | None = None  #: None: not finished
+    stop_reason: int | str | None = None  #: the stop token ID; None: EOS, or not stopped
+    logprobs: list[list[tuple[int, float, int | None]]] | None = None
+    """A token ID each: `(token_id, logprob, rank)`, the sampled one first. None: not asked for."""
+    num_cached_token_ids: int = 0  #: prompt token IDs that were not computed here
+    kv_transfer_s: float | None = None
+    """NIXL's own time for this sequence's pull, in seconds. In the first output only; None: nothing was pulled."""
+    kv_transfer_bytes: int | None = None
+    """Bytes pulled for this sequence. In the first output only; None: nothing was pulled."""
+
+
+class PrefillEngine(Protocol):
+    """Computes prompts and leases their KV cache."""
+
+    async def start(self) -> EngineInfo:
+        """Load the model. Raises: EngineDeadError when it can't."""
+        ...
+
+    async def prefill(
+        self, task_id: str, token_ids: list[int], *, cache_salt: str | None, priority: int
+    ) -> PrefillResult:
+        """Compute one prompt's KV cache and lease it.
+
+        Cancelling the call aborts the request in the engine.
+        Raises: BadRequestError for IDs the engine can't take, EngineRequestError for this request,
+        EngineDeadError for all of them.
+        """
+        ...
+
+    def stats(self) -> EngineStats:
+        """Return the counters as of the last step."""
+        ...
+
+    async def check_health(self) -> None:
+        """Raises: EngineDeadError when the engine is gone."""
+        ...
+
+    async def shutdown(self) -> None:
+        """End the engine and its processes; safe to call after a failed `start`."""
+        ...
+
+
+class DecodeEngine(Protocol):
+    """Generates token IDs, from its own prefill or from KV pulled over NIXL."""
+
+    async def start(self) -> EngineInfo:
+        """Load the model. Raises: EngineDeadError when it can't."""
+        ...
+
+    def generate(
+        self,
+        sequence_id: str,
+        token_ids: list[int],
+        sampling_params: bytes,
+        *,
+        kv_transfer_params: dict[str, Any] | None,
+        cache_salt: str | None,
+        priority: int,
+        seed_offset: int = 0,
+        reasoning_ended: bool | None = None,
+        reasoning_parser_kwargs: dict[str, Any] | None = None,
+    ) -> AsyncGenerator[DecodeOutput, None]:
+        """Yield the token IDs of one sequence (`n` in `sampling_params` is ignored: always one).
+
+        `kv_transfer_params` is checked for what would kill the engine (`handoff_check`); whether the handoff is
+        used, late or foreign is the caller's to know. `seed_offset` is added to a given seed, so that choice i
+        of n differs as in vLLM. Closing the generator aborts the sequence.
+        A failed pull ends with finish reason "error" and no token IDs.
+        Raises: BadRequestError, HandoffError, EngineRequestError, EngineDeadError.
+        """
+        ...
+
+    async def release_handoff(self, kv_transfer_params: dict[str, Any]) -> None:
+        """Tell the prefill engine that this handoff will not be pulled, so that it frees the blocks.
+
+        A prefill engine that is gone is no error: it holds nothing. Raises: HandoffError, EngineDeadError.
+        """
+        ...
+
+    async def warm_handshake(self, kv_transfer_params: dict[str, Any]) -> None:
+        """Do NIXL's first contact with a prefill engine before a request needs it; releases the handoff.
+
+        Raises: HandoffError, EngineRequestError when the contact fails, EngineDeadError.
+        """
+        ...
+
+    def stats(self) -> EngineStats:
+        """Return the counters as of the last step."""
+        ...
+
+    async def check_health(self) -> None:
+        """Raises: EngineDeadError when the engine is gone."""
+        ...
+
+    async def shutdown(self) -> None:
+        """End the engine and its processes; safe to call after a failed `start`."""
+        ...
+
+
+HEALTH_INTERVAL_S = 1.0
+
+
+async def watch_engine(engine: PrefillEngine | DecodeEngine) -> None:
+    """Never return while the engine lives. Raises: EngineDeadError when it is gone."""
+    while True:
+        await engine.check_health()
+        await asyncio.sleep(HEALTH_INTERVAL_S)

@@ -1,0 +1,241 @@
+"""Prefill and decode on vLLM's AsyncLLM, with the KV cache moved by NIXL.
+
+Importing this imports vLLM, which takes seconds. Every message is checked before vLLM sees it: a
+missing block ID, or a token ID outside the vocabulary, ends vLLM's process and every request in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import headrace.engine.vllm_env  # noqa: F401 - first: it sets what vLLM reads when it is imported
+from headrace.engine import vllm_params
+from headrace.engine.handoff_check import check_kv_transfer_params, check_origin
+from headrace.engine.interface import DecodeOutput, EngineInfo, EngineStats, PrefillResult
+from headrace.engine.request_check import check_prompt
+from headrace.engine.vllm_errors import translated
+from headrace.engine.vllm_start import EngineProcess
+from headrace.shared.errors import EngineDeadError, EngineRequestError
+from headrace.shared.settings import Settings
+from headrace.shared.subjects import Role
+
+__all__ = ["VllmDecodeEngine", "VllmPrefillEngine"]
+
+CONTACT_TIMEOUT_S = 15.0  # a dead address alone takes NIXL 5 s to give up
+CONTACT_POLL_S = 0.1
+
+
+class _VllmEngine:
+    """What both roles share."""
+
+    def __init__(self, settings: Settings, role: Role) -> None:
+        self._process = EngineProcess(settings, role)
+        self._info: EngineInfo | None = None
+
+    @property
+    def info(self) -> EngineInfo:
+        """What the engine is. Raises: EngineDeadError before `start`."""
+        if self._info is None:
+            raise EngineDeadError("the engine was not started")
+        return self._info
+
+    async def start(self) -> EngineInfo:
+        """Load the model.
+
+        Raises: SettingsError for arguments that vLLM refuses, EngineDeadError when it can't start.
+        """
+        self._info = await self._process.start()
+        return self._info
+
+    def stats(self) -> EngineStats:
+        """Return the counters as of the last step."""
+        running = self._process.engine.get_num_unfinished_requests()
+        return self._process.recorder.stats(running, self.info.num_blocks)
+
+    async def check_health(self) -> None:
+        """Raises: EngineDeadError when the engine is gone."""
+        with translated():
+            await self._process.engine.check_health()
+
+    async def shutdown(self) -> None:
+        """End the engine and its processes; with live leases, prefill serves pulls 5 s longer."""
+        await self._process.shutdown()
+
+
+class VllmPrefillEngine(_VllmEngine):
+    """Computes prompts and leases their KV cache (`kv_producer`)."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings, Role.PREFILL)
+
+    async def prefill(
+        self, task_id: str, token_ids: list[int], *, cache_salt: str | None, priority: int
+    ) -> PrefillResult:
+        """Compute one prompt's KV cache and lease it. See `PrefillEngine`."""
+        check_prompt(token_ids, self.info)
+        last = None
+        with translated():
+            outputs = self._process.engine.generate(
+                vllm_params.prompt(token_ids, cache_salt),
+                vllm_params.for_prefill(),
+                task_id,
+                priority=priority,
+            )
+            async with aclosing(outputs):
+                async for output in outputs:
+                    last = output
+        if last is None or not last.kv_transfer_params:
+            reason = last.outputs[0].finish_reason if last else None
+            raise EngineRequestError(f"no KV cache was kept for the prompt: it ended with {reason}")
+        self._process.recorder.add_lease(last.kv_transfer_params["remote_request_id"])
+        return PrefillResult(
+            kv_transfer_params=last.kv_transfer_params,
+            expires=_finished_at(last.metrics) + self.info.lease_s,
+            num_cached_token_ids=last.num_cached_tokens or 0,
+        )
+
+
+class VllmDecodeEngine(_VllmEngine):
+    """Generates token IDs, from its own prefill or from KV pulled over NIXL (`kv_consumer`)."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings, Role.DECODE)
+        self._contacts: set[asyncio.Task[bool]] = set()
+
+    async def generate(
+        self,
+        sequence_id: str,
+        token_ids: list[int],
+        sampling_params: bytes,
+        *,
+        kv_transfer_params: dict[str, Any] | None,
+        cache_salt: str | None,
+        priority: int,
+        seed_offset: int = 0,
+        reasoning_ended: bool | None = None,
+        reasoning_parser_kwargs: dict[str, Any] | None = None,
+    ) -> AsyncGenerator[DecodeOutput, None]:
+        """Yield the token IDs of one sequence. See `DecodeEngine`."""
+        info = self.info
+        if kv_transfer_params is not None:
+            check_kv_transfer_params(
+                kv_transfer_params,
+                num_prompt_token_ids=len(token_ids),
+                block_size=info.block_size,
+            )
+        params = vllm_params.for_decode(sampling_params, kv_transfer_params, seed_offset)
+        check_prompt(token_ids, info, max_tokens=params.max_tokens)
+        pulled: tuple[float, int] | None = None
+        first = True
+        with translated():
+            outputs = self._process.engine.generate(
+                vllm_params.prompt(token_ids, cache_salt),
+                params,
+                sequence_id,
+                priority=priority,
+                reasoning_ended=reasoning_ended,
+                reasoning_parser_kwargs=reasoning_parser_kwargs,
+            )
+            async with aclosing(outputs):
+                async for output in outputs:
+                    choice = output.outputs[0]
+                    if first and kv_transfer_params is not None:
+                        pulled = self._process.recorder.take_pull(sequence_id)
+                    new = list(choice.token_ids)
+                    yield DecodeOutput(
+                        token_ids=new,
+                        finish_reason=choice.finish_reason,
+                        stop_reason=choice.stop_reason,
+                        logprobs=vllm_params.plain_logprobs(new, choice.logprobs),
+                        num_cached_token_ids=output.num_cached_tokens or 0,
+                        kv_transfer_s=pulled[0] if first and pulled else None,
+                        kv_transfer_bytes=pulled[1] if first and pulled else None,
+                    )
+                    first = False
+
+    async def release_handoff(self, kv_transfer_params: dict[str, Any]) -> None:
+        """Tell the prefill engine to free the blocks; a first contact goes on in the background."""
+        check_origin(kv_transfer_params)
+        failures = self._process.recorder.num_failures
+        await self._refuse(kv_transfer_params)
+        if kv_transfer_params["remote_engine_id"] not in self._process.recorder.peers:
+            contact = asyncio.create_task(self._contact(kv_transfer_params, failures))
+            self._contacts.add(contact)
+            contact.add_done_callback(self._forget_contact)
+
+    async def warm_handshake(self, kv_transfer_params: dict[str, Any]) -> None:
+        """Do NIXL's first contact with a prefill engine, and release the handoff.
+
+        Raises: HandoffError, EngineRequestError when the contact fails, EngineDeadError.
+        """
+        check_origin(kv_transfer_params)
+        failures = self._process.recorder.num_failures
+        await self._refuse(kv_transfer_params)
+        if not await self._contact(kv_transfer_params, failures):
+            raise EngineRequestError(
+                f"NIXL's handshake with prefill engine {kv_transfer_params['remote_engine_id']} at"
+                f" {kv_transfer_params['remote_host']}:{kv_transfer_params['remote_port']} failed"
+            )
+
+    async def shutdown(self) -> None:
+        """End the engine and its processes."""
+        for contact in self._contacts:
+            contact.cancel()
+        await super().shutdown()
+
+    async def _refuse(self, kv_transfer_params: dict[str, Any]) -> None:
+        # The block IDs are not read here, but wrong ones would end the engine.
+        params = {**kv_transfer_params, "remote_block_ids": [[0]]}
+        with translated():
+            await self._process.engine.notify_kv_transfer_request_rejected(
+                f"refused-{uuid.uuid4().hex}", params
+            )
+
+    async def _contact(self, kv_transfer_params: dict[str, Any], failures: int) -> bool:
+        """Step the engine until the handshake has succeeded (True) or failed (False).
+
+        A resting engine neither starts a handshake nor sends what waits for its end.
+        """
+        recorder = self._process.recorder
+        deadline = time.monotonic() + CONTACT_TIMEOUT_S
+        while time.monotonic() < deadline:
+            recorder.changed.clear()
+            await self._step()
+            if kv_transfer_params["remote_engine_id"] in recorder.peers:
+                await self._step()
+                return True
+            if recorder.num_failures > failures:
+                return False
+            try:
+                await asyncio.wait_for(recorder.changed.wait(), CONTACT_POLL_S)
+            except TimeoutError:
+                continue
+        return False
+
+    async def _step(self) -> None:
+        """Let the engine make one token ID of nothing."""
+        with translated():
+            outputs = self._process.engine.generate(
+                vllm_params.prompt([0], None),
+                vllm_params.for_step(),
+                f"step-{uuid.uuid4().hex}",
+            )
+            async for _ in outputs:
+                pass
+
+    def _forget_contact(self, contact: asyncio.Task[bool]) -> None:
+        self._contacts.discard(contact)
+        if not contact.cancelled():
+            contact.exception()  # a dead engine is told to everybody who asks it for something
+
+
+def _finished_at(metrics: Any) -> float:
+    """Return when the engine made the last token ID (Unix seconds): from then on the lease runs."""
+    last = metrics.last_token_ts if metrics is not None else 0.0
+    age = time.monotonic() - last if last else 0.0
+    return time.time() - max(0.0, age)

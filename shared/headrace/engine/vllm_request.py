@@ -1,0 +1,173 @@
+"""A request's body, checked as vLLM's own server checks it; errors have its status, type, message and param."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Coroutine
+from types import SimpleNamespace
+from typing import Any, TypeAlias, TypeVar, cast
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import TypeAdapter, ValidationError
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+from vllm.entrypoints.serve.exception_handling.handlers.validation import (
+    validation_exception_handler,
+)
+from vllm.renderers.chat_utils import has_non_text_content
+
+from headrace.shared.errors import BadRequestError, ModelNotFoundError, RequestError
+from headrace.shared.messages import Endpoint
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+VllmRequest: TypeAlias = ChatCompletionRequest | CompletionRequest
+
+ROLES = ("system", "assistant", "user", "function", "tool", "developer")
+
+_ADAPTERS: dict[Endpoint, TypeAdapter[Any]] = {
+    "chat.completions": TypeAdapter(ChatCompletionRequest),
+    "completions": TypeAdapter(CompletionRequest),
+}
+_SET_HERE = ("kv_transfer_params", "ec_transfer_params")
+_HANDLER_REQUEST = cast(
+    Request,
+    SimpleNamespace(
+        app=SimpleNamespace(state=SimpleNamespace(args=SimpleNamespace(log_error_stack=False)))
+    ),
+)
+
+
+def parse(endpoint: Endpoint, body: bytes) -> VllmRequest:
+    """Return vLLM's request object for a body.
+
+    Raises: BadRequestError for what is no JSON, no object, or has a field that vLLM refuses.
+    """
+    try:
+        value = json.loads(body, parse_constant=_refuse_constant) if body else None
+    except json.JSONDecodeError as error:
+        raise _not_json(error.msg, error.pos) from None
+    except (ValueError, RecursionError) as error:  # no UTF-8, a NaN, or nested too deep
+        raise _not_json(str(error), 0) from None
+    try:
+        # from_attributes: so FastAPI validates, and the words of its errors depend on it.
+        request: VllmRequest = _ADAPTERS[endpoint].validate_python(value, from_attributes=True)
+        return request
+    except ValidationError as error:
+        missing = {"type": "missing", "loc": (), "msg": "Field required", "input": None}
+        found: Any = [missing] if value is None else error.errors(include_url=False)
+        raise _invalid([{**item, "loc": ("body", *item["loc"])} for item in found]) from None
+    except Exception as error:
+        raise request_error(error) from error
+
+
+def check_supported(request: VllmRequest) -> None:
+    """Refuse what vLLM's server would take and this pipeline would answer wrongly, or not at all.
+
+    Raises: BadRequestError naming the field.
+    """
+    for name in _SET_HERE:
+        if getattr(request, name) or name in (request.vllm_xargs or {}):
+            raise BadRequestError(f"{name} is set by the server and can't be given", param=name)
+    if request.use_beam_search:
+        raise BadRequestError("beam search is not supported", param="use_beam_search")
+    if request.prompt_logprobs is not None:
+        raise BadRequestError("prompt_logprobs is not supported", param="prompt_logprobs")
+    if isinstance(request, ChatCompletionRequest):
+        _check_chat(request)
+    else:
+        _check_completion(request)
+
+
+def _check_chat(request: ChatCompletionRequest) -> None:
+    if request.echo:
+        raise BadRequestError("echo is not supported for chat completions", param="echo")
+    if request.return_prompt_text:
+        raise BadRequestError("return_prompt_text is not supported", param="return_prompt_text")
+    if has_non_text_content(request.messages):
+        raise BadRequestError(
+            "only text content is supported: no images, audio, video or files", param="messages"
+        )
+    for index, message in enumerate(request.messages):
+        role = message.get("role") if isinstance(message, dict) else message.role
+        if role not in ROLES:
+            # Templates drop a message of a role they don't know; these are OpenAI's words.
+            supported = f"{', '.join(map(repr, ROLES[:-1]))}, and {ROLES[-1]!r}"
+            raise BadRequestError(
+                f"Invalid value: {role!r}. Supported values are: {supported}.",
+                param=f"messages[{index}].role",
+            )
+
+
+def _check_completion(request: CompletionRequest) -> None:
+    if request.prompt_embeds is not None:
+        raise BadRequestError("prompt_embeds is not supported", param="prompt_embeds")
+    if request.echo and request.logprobs is not None:
+        # The prompt's own logprobs would be needed, and a pulled KV cache has none.
+        raise BadRequestError("echo together with logprobs is not supported", param="echo")
+    if request.echo and request.truncate_prompt_tokens is not None:
+        raise BadRequestError(
+            "echo together with truncate_prompt_tokens is not supported", param="echo"
+        )
+
+
+def request_error(error: Exception) -> RequestError:
+    """Return what vLLM's server would answer to an exception; an unexpected one is logged."""
+    made = response_error(create_error_response(error))
+    if made.http_status >= 500:
+        logger.error("request failed", extra={"action": "request_failed"}, exc_info=error)
+    return made
+
+
+def response_error(response: ErrorResponse) -> RequestError:
+    """Return vLLM's error response as an exception."""
+    info = response.error
+    kind: type[RequestError] = BadRequestError if info.code < 500 else RequestError
+    made = (ModelNotFoundError if info.code == 404 else kind)(info.message, param=info.param)
+    made.http_status, made.error_type = info.code, info.type
+    return made
+
+
+def run_now(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine that never waits for anything.
+
+    Raises: RuntimeError when it does wait.
+    """
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    coroutine.close()
+    raise RuntimeError(f"{coroutine} waits, which it must not do here")
+
+
+def _invalid(errors: list[dict[str, Any]]) -> RequestError:
+    response = run_now(
+        validation_exception_handler(_HANDLER_REQUEST, RequestValidationError(errors))
+    )
+    return response_error(ErrorResponse.model_validate_json(bytes(response.body)))
+
+
+def _not_json(reason: str, position: int) -> RequestError:
+    return _invalid(
+        [
+            {
+                "type": "json_invalid",
+                "loc": ("body", position),
+                "msg": "JSON decode error",
+                "input": {},
+                "ctx": {"error": reason},
+            }
+        ]
+    )
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON number")
