@@ -1,0 +1,1 @@
+"""Derender: token IDs in, OpenAI chunks out."""

@@ -1,0 +1,204 @@
+"""vLLM's own answer generators, fed with token IDs from the wire: chunks and bodies are those of `vllm serve`."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+from vllm.engine.protocol import EngineClient
+from vllm.entrypoints.generate.base.protocol import RequestResponseMetadata
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
+from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.inputs import tokens_input
+from vllm.sampling_params import SamplingParams
+
+from headrace.derender.answer import Results, StreamedAnswer, WholeAnswer
+from headrace.derender.renderer import AnswerStream
+from headrace.engine import vllm_request, vllm_text
+from headrace.engine.vllm_outputs import Outputs, PromptParams
+from headrace.engine.vllm_text import TextStack
+from headrace.shared import token_ids as packed
+from headrace.shared.contract import contract
+from headrace.shared.errors import BadRequestError
+from headrace.shared.messages import Job
+from headrace.shared.settings import Settings
+
+_params_decoder = msgspec.msgpack.Decoder(SamplingParams)
+
+
+class VllmDerenderer:
+    """A `Derenderer` on the serving objects of vLLM's OpenAI server."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.contract = contract(settings, engine="vllm")
+        self._settings = settings
+        self._server: _Server | None = None
+
+    async def start(self) -> None:
+        self._server = _Server(vllm_text.load(self._settings), self.contract)
+
+    def open(self, job: Job) -> AnswerStream:
+        if self._server is None:
+            raise RuntimeError("open() before start()")
+        return self._server.open(job)
+
+    async def close(self) -> None:
+        self._server = None
+
+
+class _Server:
+    """vLLM's serving objects, with a stand-in where they ask for an engine."""
+
+    def __init__(self, stack: TextStack, contract: str) -> None:
+        self.stack = stack
+        self.tokenizer = stack.renderer.get_tokenizer()
+        engine = cast(
+            EngineClient,
+            SimpleNamespace(
+                model_config=stack.model_config,
+                vllm_config=stack.vllm_config,
+                renderer=stack.renderer,
+                input_processor=stack.input_processor,
+            ),
+        )
+        models = cast(OpenAIServingModels, stack.models)
+        self.chat = OpenAIServingChat(
+            engine,
+            models,
+            "assistant",
+            online_renderer=stack.online_renderer,
+            reasoning_parser=stack.reasoning_parser,
+            enable_prompt_tokens_details=True,
+            **stack.frontend,
+        )
+        self.completion = OpenAIServingCompletion(
+            engine,
+            models,
+            online_renderer=stack.online_renderer,
+            request_logger=None,
+            enable_prompt_tokens_details=True,
+        )
+        # vLLM's own would differ between render, prefill and decode; the contract is what they share.
+        self.chat.system_fingerprint = self.completion.system_fingerprint = (
+            f"headrace-{contract[:12]}"
+        )
+
+    def open(self, job: Job) -> AnswerStream:
+        request = vllm_request.parse(job.endpoint, job.body)
+        if isinstance(request, ChatCompletionRequest):
+            prompts = [_prompt_params(job, 0, None)]
+            return self._open_chat(job, request, prompts)
+        texts = self._echoed(request, job)
+        prompts = [_prompt_params(job, index, text) for index, text in enumerate(texts)]
+        return self._open_completion(job, request, prompts)
+
+    def _open_chat(
+        self, job: Job, request: ChatCompletionRequest, prompts: list[PromptParams]
+    ) -> AnswerStream:
+        template_kwargs = self.chat._effective_chat_template_kwargs(request)
+        parser = None
+        if self.chat.parser_cls is not None:
+            parser = self.chat._make_parser(request, self.tokenizer, template_kwargs)
+        self._adjust(request, prompts[0].token_ids)
+        request_id = f"chatcmpl-{job.request_id}"
+        outputs = Outputs(self.tokenizer, prompts, job.n)
+        common: tuple[Any, ...] = (
+            request_id,
+            job.model,
+            [],
+            self.tokenizer,
+            RequestResponseMetadata(request_id=request_id),
+        )
+        results = Results(indexed=False)
+        if job.stream:
+            lines = self.chat.chat_completion_stream_generator(
+                request, results, *common, chat_template_kwargs=template_kwargs
+            )
+            return StreamedAnswer(job, outputs, results, lines)
+        whole = self.chat.chat_completion_full_generator(request, results, *common, parser=parser)
+        return WholeAnswer(job, outputs, results, _checked(whole))
+
+    def _open_completion(
+        self, job: Job, request: CompletionRequest, prompts: list[PromptParams]
+    ) -> AnswerStream:
+        request_id = f"cmpl-{job.request_id}"
+        outputs = Outputs(self.tokenizer, prompts, job.n)
+        metadata = RequestResponseMetadata(request_id=request_id)
+        results = Results(indexed=True)
+        if job.stream:
+            lines = self.completion.completion_stream_generator(
+                request,
+                [tokens_input(prompt.token_ids) for prompt in prompts],
+                results,
+                request_id,
+                job.created,
+                job.model,
+                num_prompts=len(prompts),
+                tokenizer=self.tokenizer,
+                request_metadata=metadata,
+            )
+            return StreamedAnswer(job, outputs, results, lines)
+
+        async def whole() -> Any:
+            by_prompt = dict([result async for result in results])
+            return self.completion.request_output_to_completion_response(
+                [by_prompt[index] for index in range(len(prompts))],
+                request,
+                request_id,
+                job.created,
+                job.model,
+                self.tokenizer,
+                metadata,
+            )
+
+        return WholeAnswer(job, outputs, results, whole())
+
+    def _adjust(self, request: ChatCompletionRequest, prompt_token_ids: list[int]) -> None:
+        """Change the request as rendering did, without template and tokenizer.
+
+        Parsers read what rendering wrote into it; vLLM skips the rest when the prompt's IDs come along.
+        """
+        request.kv_transfer_params = {"prompt_token_ids": list(prompt_token_ids)}
+        try:
+            result = vllm_request.run_now(self.stack.online_renderer.render_chat(request))
+        except Exception as error:
+            raise vllm_request.request_error(error) from error
+        if isinstance(result, ErrorResponse):
+            raise vllm_request.response_error(result)
+        request.kv_transfer_params = None
+
+    def _echoed(self, request: CompletionRequest, job: Job) -> list[str | None]:
+        """Return the text of each prompt where the answer repeats it, else None for each."""
+        if not request.echo:
+            return [None] * len(job.prompts)
+        given = [request.prompt] if isinstance(request.prompt, str) else request.prompt or []
+        if all(isinstance(prompt, str) for prompt in given) and len(given) == len(job.prompts):
+            return [str(prompt) for prompt in given]
+        return [self.tokenizer.decode(packed.unpack(prompt.token_ids)) for prompt in job.prompts]
+
+
+def _prompt_params(job: Job, index: int, text: str | None) -> PromptParams:
+    prompt = job.prompts[index]
+    try:
+        params = _params_decoder.decode(prompt.sampling_params)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequestError(
+            f"sampling_params of prompt {index} are no SamplingParams of this vLLM: {error}"
+        ) from None
+    return PromptParams(
+        token_ids=packed.unpack(prompt.token_ids), sampling_params=params, text=text
+    )
+
+
+async def _checked(whole: Coroutine[Any, Any, Any]) -> Any:
+    """Return vLLM's response object. Raises: RequestError for its error object."""
+    response = await whole
+    if isinstance(response, ErrorResponse):
+        raise vllm_request.response_error(response)
+    return response

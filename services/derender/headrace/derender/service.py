@@ -1,0 +1,344 @@
+"""The derender process: holds live streams, turns frames into answer messages."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+
+from headrace.derender import renderer as renderers
+from headrace.derender.handler import StreamHandler
+from headrace.derender.renderer import Derenderer
+from headrace.shared import subjects, wire
+from headrace.shared.broker import Received, Subscription
+from headrace.shared.contract import contract, served_name
+from headrace.shared.errors import (
+    BrokerError,
+    EngineRequestError,
+    NoWorkerError,
+    RequestError,
+    WireError,
+)
+from headrace.shared.messages import (
+    Chunk,
+    Credit,
+    Frame,
+    OpenStream,
+    Resync,
+    StopChoice,
+    StreamDone,
+    StreamEnd,
+    StreamOpened,
+    StreamRefused,
+    StreamUnknown,
+    Terminal,
+    Tokens,
+)
+from headrace.shared.openai_errors import failure_of
+from headrace.shared.settings import EngineKind, Settings
+from headrace.shared.subjects import Role
+from headrace.shared.wire import Message
+from headrace.shared.worker import Worker, joined
+
+logger = logging.getLogger(__name__)
+
+QUEUE_GROUP = "derender"
+CREDIT_FRAMES = 32
+"""A credit goes back after so many frames at the latest."""
+CREDIT_S = 0.2
+"""And so long after a frame at the latest."""
+SWEEP_S = 5.0
+ORPHAN_GRACE_S = 30.0
+"""A stream is dropped so long after its deadline, should its decode worker never end it."""
+MAX_DONE_REMEMBERED = 10_000
+
+StreamKey = tuple[str, int]
+
+
+async def run(settings: Settings, *, engine: EngineKind, stop: asyncio.Event) -> None:
+    """Serve until `stop` is set, then until the live streams have ended.
+
+    Raises: HeadraceError when the tokenizer or a parser can't start.
+    """
+    async with joined(
+        settings,
+        Role.DERENDER,
+        model=served_name(settings),
+        contract=contract(settings, engine=engine),
+        slots=settings.derender.slots,
+    ) as worker:
+        derenderer = renderers.build(settings, engine)
+        await derenderer.start()
+        try:
+            await DerenderService(settings, worker, derenderer).serve(stop)
+        finally:
+            await derenderer.close()
+
+
+class DerenderService:
+    """Opens streams, works off frames in order, gives credits back."""
+
+    def __init__(self, settings: Settings, worker: Worker, derenderer: Derenderer) -> None:
+        self._settings = settings.derender
+        self._worker = worker
+        self._derenderer = derenderer
+        self._streams: dict[StreamKey, StreamHandler] = {}
+        self._failed: dict[StreamKey, RequestError] = {}
+        self._closing: dict[StreamKey, asyncio.Task[None]] = {}
+        self._done: OrderedDict[StreamKey, None] = OrderedDict()
+        self._frames: asyncio.Queue[Frame] = asyncio.Queue()
+        self._replies: set[asyncio.Task[None]] = set()
+        self._credited: dict[str, int] = {}
+        self._seen: dict[str, int] = {}
+        self._empty = asyncio.Event()
+        self._empty.set()
+        worker.describe = lambda: {"num_running": len(self._streams)}
+
+    async def serve(self, stop: asyncio.Event) -> None:
+        """Take streams until `stop`, then drain."""
+        broker = self._worker.broker
+        await broker.subscribe(subjects.frames(self._worker.instance), self._on_frame)
+        opens = await broker.subscribe(
+            subjects.derender_open(self._worker.slug), self._on_open, queue=QUEUE_GROUP
+        )
+        broker.on_reconnect(self._replay)
+        await self._worker.enter("ready")
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(self._work_off()),
+                group.create_task(self._give_credits()),
+                group.create_task(self._sweep()),
+            ]
+            await stop.wait()
+            await self._drain(opens)
+            for task in tasks:
+                task.cancel()
+
+    async def _drain(self, opens: Subscription) -> None:
+        await opens.unsubscribe()
+        await self._worker.enter("draining")
+        try:
+            async with asyncio.timeout(self._settings.drain_timeout_s):
+                await self._empty.wait()
+        except TimeoutError:
+            logger.warning(
+                "%d streams move to another worker after %.0f s (derender.drain_timeout_s)",
+                len(self._streams),
+                self._settings.drain_timeout_s,
+                extra={"action": "derender_drain_timeout"},
+            )
+
+    def _on_open(self, received: Received) -> None:
+        reply = asyncio.create_task(self._open(received))
+        self._replies.add(reply)
+        reply.add_done_callback(self._replies.discard)
+
+    async def _open(self, received: Received) -> None:
+        instance = self._worker.instance
+        try:
+            request = wire.decode(received.payload, OpenStream)
+            self._accept(request)
+            answer: StreamOpened | StreamRefused = StreamOpened(derender_instance=instance)
+        except RequestError as error:
+            answer = StreamRefused(derender_instance=instance, failure=failure_of(error))
+        except WireError as error:
+            answer = StreamRefused(
+                derender_instance=instance, failure=failure_of(EngineRequestError(str(error)))
+            )
+        try:
+            await self._worker.broker.respond(received, wire.encode(answer))
+        except BrokerError as error:
+            logger.warning("claim not answered: %s", error, extra={"action": "claim_lost"})
+
+    def _accept(self, request: OpenStream) -> None:
+        """Hold the stream. Raises: NoWorkerError when another worker should, RequestError when none can."""
+        if request.job.contract != self._worker.contract:
+            raise NoWorkerError(
+                f"the job's contract is {request.job.contract}, this derender worker's is "
+                f"{self._worker.contract}"
+            )
+        if len(self._streams) >= self._settings.slots:
+            raise NoWorkerError(f"all {self._settings.slots} streams are in use (derender.slots)")
+        key = (request.decode_instance, request.stream_id)
+        self._streams[key] = StreamHandler(
+            request.job, self._derenderer.open(request.job), instance=self._worker.instance
+        )
+        self._empty.clear()
+
+    def _on_frame(self, received: Received) -> None:
+        try:
+            self._frames.put_nowait(wire.decode(received.payload, Frame))
+        except WireError as error:
+            logger.warning("unreadable frame: %s", error, extra={"action": "frame_unreadable"})
+
+    async def _replay(self) -> None:
+        """Make every live answer again: a broker that was away lost messages, and with them its memory streams.
+
+        The same entries give the same messages with the same numbers, so readers ignore what they have.
+        """
+        for key, stream in list(self._streams.items()):
+            if key not in self._closing:
+                self._streams[key] = StreamHandler(
+                    stream.job, self._derenderer.open(stream.job), instance=self._worker.instance
+                )
+                await self._tell(key[0], Resync(stream_id=key[1], index=0))
+
+    async def _work_off(self) -> None:
+        """Work off the frames one by one: the order of a stream's messages is the order of its entries."""
+        while True:
+            frame = await self._frames.get()
+            decode = frame.decode_instance
+            try:
+                for entry in frame.tokens:
+                    await self._feed(decode, entry)
+                for end in frame.ends:
+                    await self._end(decode, end)
+            except BrokerError as error:
+                logger.warning("frame not worked off: %s", error, extra={"action": "frame_failed"})
+                continue
+            self._seen[decode] = max(frame.seq, self._seen.get(decode, 0))
+            is_probe = not frame.tokens and not frame.ends
+            if is_probe or self._seen[decode] - self._credited.get(decode, 0) >= CREDIT_FRAMES:
+                await self._credit(decode)
+            await asyncio.sleep(0)
+
+    async def _feed(self, decode: str, entry: Tokens) -> None:
+        key = (decode, entry.stream_id)
+        stream = self._streams.get(key)
+        if stream is None:
+            await self._unknown(key)
+            return
+        if entry.index < stream.next_index or key in self._failed:
+            return
+        if entry.index > stream.next_index:
+            await self._resync(key, stream)
+            return
+        try:
+            step = stream.feed(entry)
+        except (RequestError, WireError) as error:
+            await self._fail(key, stream, error)
+            return
+        if step.chunk is not None:
+            await self._publish(stream, step.chunk)
+        if step.stopped is not None:
+            await self._tell(decode, StopChoice(stream_id=entry.stream_id, choice=step.stopped))
+
+    async def _fail(self, key: StreamKey, stream: StreamHandler, error: Exception) -> None:
+        """Token IDs that make no answer: stop every choice; the stream ends with this error."""
+        logger.warning(
+            "answer can't be made: %s",
+            error,
+            extra={"action": "derender_failed", "request_id": stream.job.request_id},
+        )
+        self._failed[key] = (
+            error if isinstance(error, RequestError) else EngineRequestError(str(error))
+        )
+        for choice in range(len(stream.job.prompts) * stream.job.n):
+            await self._tell(key[0], StopChoice(stream_id=key[1], choice=choice))
+
+    async def _end(self, decode: str, end: StreamEnd) -> None:
+        key = (decode, end.stream_id)
+        stream = self._streams.get(key)
+        if stream is None:
+            await self._unknown(key)
+        elif stream.next_index < end.num_entries and key not in self._failed:
+            await self._resync(key, stream)
+        elif key not in self._closing:
+            closing = asyncio.create_task(self._close(key, stream, end))
+            self._closing[key] = closing
+            closing.add_done_callback(lambda _: self._closing.pop(key, None))
+
+    async def _close(self, key: StreamKey, stream: StreamHandler, end: StreamEnd) -> None:
+        """Publish the terminal, then say so; decode asks again until this went well."""
+        failed = self._failed.get(key)
+        if failed is not None:
+            chunk, terminal = None, stream.fail(end, failed)
+        else:
+            try:
+                chunk, terminal = stream.close(end)
+            except RequestError as error:
+                self._failed[key] = error
+                chunk, terminal = None, stream.fail(end, error)
+        try:
+            if chunk is not None:
+                await self._publish(stream, chunk)
+            await self._worker.publish_terminal(stream.job.tenant, stream.job.lane, terminal)
+            self._forget(key)
+            self._done[key] = None
+            while len(self._done) > MAX_DONE_REMEMBERED:
+                self._done.popitem(last=False)
+            await self._tell(key[0], StreamDone(stream_id=key[1]))
+        except BrokerError as error:
+            logger.warning(
+                "terminal not published yet: %s",
+                error,
+                extra={"action": "terminal_retry", "request_id": stream.job.request_id},
+            )
+            return
+        self._log_done(terminal)
+
+    def _log_done(self, terminal: Terminal) -> None:
+        logger.info(
+            "answer ended: %s",
+            terminal.status,
+            extra={
+                "action": "derender_done",
+                "request_id": terminal.request_id,
+                "status": terminal.status,
+                "cpu_s": round(terminal.timings.derender_s or 0.0, 6),
+            },
+        )
+
+    async def _unknown(self, key: StreamKey) -> None:
+        """Answer a stream that is not held here: done already, or never opened."""
+        if key in self._done:
+            await self._tell(key[0], StreamDone(stream_id=key[1]))
+            return
+        await self._tell(
+            key[0],
+            StreamUnknown(derender_instance=self._worker.instance, stream_id=key[1]),
+        )
+
+    async def _resync(self, key: StreamKey, stream: StreamHandler) -> None:
+        if stream.wants_resync():
+            await self._tell(key[0], Resync(stream_id=key[1], index=stream.next_index))
+
+    async def _publish(self, stream: StreamHandler, chunk: Chunk) -> None:
+        await self._worker.broker.publish(
+            subjects.out(stream.job.tenant, stream.job.request_id), wire.encode(chunk)
+        )
+
+    async def _tell(self, decode: str, message: Message) -> None:
+        """Send a control message; decode sends again what brings about one that is lost."""
+        try:
+            await self._worker.broker.publish(subjects.ctl(decode), wire.encode(message))
+        except BrokerError as error:
+            logger.warning("control message not sent: %s", error, extra={"action": "control_lost"})
+
+    async def _credit(self, decode: str) -> None:
+        seq = self._seen[decode]
+        self._credited[decode] = seq
+        await self._tell(decode, Credit(derender_instance=self._worker.instance, seq=seq))
+
+    async def _give_credits(self) -> None:
+        """Acknowledge the last frames of a burst."""
+        while True:
+            await asyncio.sleep(CREDIT_S)
+            for decode, seq in list(self._seen.items()):
+                if seq > self._credited.get(decode, 0):
+                    await self._credit(decode)
+
+    async def _sweep(self) -> None:
+        """Drop streams that nobody will end any more: their decode worker is gone, their time is over."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            for key, stream in list(self._streams.items()):
+                if time.time() > stream.job.deadline + ORPHAN_GRACE_S:
+                    self._forget(key)
+
+    def _forget(self, key: StreamKey) -> None:
+        self._streams.pop(key, None)
+        self._failed.pop(key, None)
+        if not self._streams:
+            self._empty.set()

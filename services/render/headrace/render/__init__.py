@@ -1,0 +1,1 @@
+"""Render: an OpenAI body in, token IDs and sampling parameters out."""
