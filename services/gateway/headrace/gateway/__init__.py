@@ -1,0 +1,1 @@
+"""The HTTP edge: holds connections, and passes bodies through to the pipeline."""

@@ -1,0 +1,164 @@
+"""The HTTP response of a call: one JSON body, or server-sent events as they come."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from headrace.gateway.call import Call, status_of
+from headrace.gateway.errors import retry_after_header, retry_after_of
+from headrace.gateway.handler import Handler
+from headrace.shared.errors import EngineRequestError, RequestError
+from headrace.shared.messages import Chunk, Failure, Status, Terminal
+from headrace.shared.openai_errors import error_body
+
+JSON = "application/json"
+EVENT_STREAM = "text/event-stream; charset=utf-8"
+DONE = b"data: [DONE]\n\n"
+
+
+def headers_of(request_id: str, retry_after_s: float | None = None) -> dict[str, str]:
+    """Return the headers of every answer to a creating call."""
+    headers = {
+        "X-Request-Id": request_id,
+        "Cache-Control": "no-cache",
+        "X-Accel-Buffering": "no",
+    }
+    if retry_after_s is not None:
+        headers["Retry-After"] = retry_after_header(retry_after_s)
+    return headers
+
+
+def error_response(error: RequestError, request_id: str) -> Response:
+    """Return the response of a request that failed before anything of its answer was sent."""
+    return Response(
+        error_body(error),
+        status_code=error.http_status,
+        media_type=JSON,
+        headers=headers_of(request_id, retry_after_of(error)),
+    )
+
+
+def terminal_response(terminal: Terminal, request_id: str) -> Response:
+    """Return the response that is all in the terminal.
+
+    Raises: EngineRequestError when there is nothing in it, which must never be a 200.
+    """
+    if terminal.status != "ok":
+        status, body = _failed_terminal(terminal)
+    elif terminal.body:
+        status, body = terminal.http_status, terminal.body
+    else:
+        raise EngineRequestError("the pipeline ended the request with an empty answer")
+    return Response(
+        body,
+        status_code=status,
+        media_type=JSON,
+        headers=headers_of(request_id, terminal.retry_after_s),
+    )
+
+
+def events(messages: list[Chunk | Terminal]) -> bytes:
+    """Return the messages as server-sent events, to be sent in one write."""
+    parts: list[bytes] = []
+    for message in messages:
+        if isinstance(message, Chunk):
+            parts.extend(b"data: " + chunk + b"\n\n" for chunk in message.chunks)
+            continue
+        if message.status != "ok":
+            parts.append(b"data: " + _failed_terminal(message)[1] + b"\n\n")
+        parts.append(DONE)
+    return b"".join(parts)
+
+
+def _failed_terminal(terminal: Terminal) -> tuple[int, bytes]:
+    """Return HTTP status and body; an error is never a 200, and never without a word."""
+    status = terminal.http_status if terminal.http_status >= 400 else 500
+    if terminal.body:
+        return status, terminal.body
+    unsaid = Failure(
+        code="internal_error",
+        message=f"the request ended ({terminal.status}) without a reason",
+        http_status=status,
+        error_type="InternalServerError",
+    )
+    return status, error_body(unsaid)
+
+
+class CallResponse(Response):
+    """Answers an open call, and closes it however it ends."""
+
+    def __init__(self, call: Call, handler: Handler) -> None:
+        super().__init__()
+        self._call = call
+        self._handler = handler
+        self._status: Status = "error"
+        self._http_status: int | None = None
+        self._reason: str | None = "the gateway failed"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer. The first message decides the status; a client that leaves ends it."""
+        watch = asyncio.create_task(_watch(receive, self._call))
+        try:
+            async with asyncio.timeout_at(self._call.send_until):
+                await self._answer(scope, receive, send)
+        except TimeoutError:  # a client that does not read; the server drops the connection
+            self._end("expired", self._http_status, "the client does not read its answer")
+        finally:
+            watch.cancel()
+            self._handler.close(self._call, self._status, self._http_status, self._reason)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        record = self._call.record
+        try:
+            if record.stream:
+                first = await self._call.next()
+            else:
+                first = [await self._call.terminal()]
+            if isinstance(first[0], Terminal):
+                response = terminal_response(first[0], record.request_id)
+                self._end(first[0].status, response.status_code, None)
+            else:
+                await self._stream(first, send)
+                return
+        except RequestError as error:
+            response = error_response(error, record.request_id)
+            self._fail(error, response.status_code)
+        await response(scope, receive, send)
+
+    async def _stream(self, messages: list[Chunk | Terminal], send: Send) -> None:
+        self._http_status = 200
+        headers = headers_of(self._call.record.request_id) | {"Content-Type": EVENT_STREAM}
+        raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": raw})
+        while True:
+            await send(_part(events(messages)))
+            last = messages[-1]
+            if isinstance(last, Terminal):
+                self._end(last.status, 200, None)
+                break
+            try:
+                messages = await self._call.next()
+            except RequestError as error:
+                self._fail(error, 200)
+                await send(_part(b"data: " + error_body(error) + b"\n\n" + DONE))
+                break
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _fail(self, error: RequestError, http_status: int) -> None:
+        self._end(status_of(error), http_status, error.message)
+
+    def _end(self, status: Status, http_status: int | None, reason: str | None) -> None:
+        self._status, self._http_status, self._reason = status, http_status, reason
+
+
+def _part(body: bytes) -> dict[str, object]:
+    return {"type": "http.response.body", "body": body, "more_body": True}
+
+
+async def _watch(receive: Receive, call: Call) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        continue
+    call.disconnect()

@@ -1,0 +1,195 @@
+"""The HTTP routes. Bodies pass through; what they mean is the pipeline's business."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+import uuid
+from collections.abc import Mapping
+from http import HTTPStatus
+from importlib.metadata import PackageNotFoundError, version
+
+import msgspec
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from headrace.gateway import models
+from headrace.gateway.answering import JSON, CallResponse, error_response
+from headrace.gateway.body import parse_body, read_body
+from headrace.gateway.call import Order
+from headrace.gateway.errors import UnavailableError
+from headrace.gateway.handler import Handler
+from headrace.gateway.link import Link
+from headrace.gateway.pace import Pace
+from headrace.shared.errors import (
+    BadRequestError,
+    BrokerError,
+    CancelledRequestError,
+    MalformedMessageError,
+    RequestError,
+)
+from headrace.shared.messages import Endpoint, Failure
+from headrace.shared.openai_errors import error_body
+from headrace.shared.subjects import check_token
+from headrace.shared.submission import TRACEPARENT, valid_traceparent
+
+logger = logging.getLogger(__name__)
+
+REQUEST_ID_HEADER = "X-Request-Id"
+TIMEOUT_HEADER = "X-Request-Timeout"
+MAX_TIMEOUT_S = 86_400.0
+
+
+def create_app(link: Link, handler: Handler, *, max_body_bytes: int, pace: Pace) -> FastAPI:
+    """Return the ASGI application."""
+    app = FastAPI(title="headrace", openapi_url=None)
+    started = int(time.time())
+    _handle_errors(app)
+
+    async def create(request: Request, endpoint: Endpoint) -> Response:
+        request_id, is_own_id = request_id_of(request.headers)
+        try:
+            body = await read_body(
+                request.stream(),
+                request.headers.get("content-length"),
+                max_bytes=max_body_bytes,
+                timeout_s=pace.body_timeout_s,
+            )
+            fields = parse_body(body, request.headers.get("content-type", ""))
+            order = Order(
+                request_id=request_id,
+                is_own_id=is_own_id,
+                endpoint=endpoint,
+                model=fields.model,
+                stream=fields.stream,
+                body=body,
+                timeout_s=timeout_of(request.headers),
+                traceparent=valid_traceparent(request.headers.get(TRACEPARENT)),
+            )
+            return CallResponse(await handler.open(order), handler)
+        except ClientDisconnect:
+            return _refused(CancelledRequestError("the client disconnected"), request_id)
+        except RequestError as error:
+            return _refused(error, request_id)
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(request: Request) -> Response:
+        return await create(request, "chat.completions")
+
+    @app.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        return await create(request, "completions")
+
+    @app.get("/v1/models")
+    async def list_models() -> Response:
+        try:
+            return _json(models.model_list(link.workers, started))
+        except BrokerError as error:
+            return error_response(UnavailableError(str(error)), uuid.uuid4().hex)
+
+    @app.get("/health")
+    async def health() -> Response:
+        return Response()
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        if handler.is_draining:
+            return _json({"status": "draining", "models": {}}, 503)
+        try:
+            is_ready, report = models.readiness(link.workers)
+        except BrokerError as error:
+            return _json({"status": str(error), "models": {}}, 503)
+        return _json(report, 200 if is_ready else 503)
+
+    @app.get("/requests/{request_id}")
+    async def recent_request(request_id: str) -> Response:
+        record = handler.recent.get(request_id)
+        if record is None:
+            raise HTTPException(404, f"The request `{request_id}` is not among the recent ones.")
+        return _json(record)
+
+    @app.get("/version")
+    async def show_version() -> Response:
+        return _json({"version": headrace_version()})
+
+    return app
+
+
+def request_id_of(headers: Mapping[str, str]) -> tuple[str, bool]:
+    """Return the request's ID, and whether the client chose it (one that fits no subject is replaced)."""
+    try:
+        return check_token(headers.get(REQUEST_ID_HEADER, ""), REQUEST_ID_HEADER), True
+    except MalformedMessageError:
+        return uuid.uuid4().hex, False
+
+
+def timeout_of(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds until the deadline that the client wishes. None: it names none.
+
+    Raises: BadRequestError when they are no number of seconds up to a day.
+    """
+    text = headers.get(TIMEOUT_HEADER)
+    if text is None:
+        return None
+    try:
+        timeout_s = float(text)
+    except ValueError:
+        timeout_s = math.nan
+    if not 0 < timeout_s <= MAX_TIMEOUT_S:
+        raise BadRequestError(
+            f"{TIMEOUT_HEADER} must be seconds, above 0 and at most {MAX_TIMEOUT_S:g}, got {text!r}",
+            param=TIMEOUT_HEADER,
+        )
+    return timeout_s
+
+
+def headrace_version() -> str:
+    """Return the installed version."""
+    try:
+        return version("headrace")
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        return "0+source"
+
+
+def _handle_errors(app: FastAPI) -> None:
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        return _failed(error.status_code, error.detail, dict(error.headers or {}))
+
+    @app.exception_handler(Exception)
+    async def unexpected_error(request: Request, error: Exception) -> Response:
+        return _failed(500, "Internal server error", {})  # the server logs it, with the traceback
+
+
+def _failed(http_status: int, message: str, headers: dict[str, str]) -> Response:
+    phrase = HTTPStatus(http_status).phrase
+    failure = Failure(code="http", message=message, http_status=http_status, error_type=phrase)
+    return Response(error_body(failure), status_code=http_status, media_type=JSON, headers=headers)
+
+
+def _refused(error: RequestError, request_id: str) -> Response:
+    logger.info(
+        "request %s refused: %s, HTTP %d",
+        request_id,
+        error.code,
+        error.http_status,
+        extra={
+            "action": "request_refused",
+            "request_id": request_id,
+            "code": error.code,
+            "http_status": error.http_status,
+        },
+    )
+    return error_response(error, request_id)
+
+
+def _json(value: object, http_status: int = 200) -> Response:
+    return Response(
+        msgspec.json.encode(value),
+        status_code=http_status,
+        media_type=JSON,
+        headers={"Cache-Control": "no-cache"},
+    )

@@ -1,0 +1,133 @@
+"""The request body: read within a limit, and parsed no further than the gateway needs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+
+from headrace.gateway.errors import BodyTimeoutError, InvalidBodyError
+from headrace.shared.errors import PayloadTooLargeError
+
+_TRUE = frozenset({"true", "t", "yes", "y", "on", "1"})
+_FALSE = frozenset({"false", "f", "no", "n", "off", "0"})
+
+
+class _Fields(msgspec.Struct):
+    model: Any = None
+    stream: Any = None
+
+
+_decoder = msgspec.json.Decoder(_Fields)
+
+
+class RequestFields(msgspec.Struct, frozen=True):
+    """What the gateway needs to know of a body."""
+
+    model: str | None
+    """Served model name. None or empty: not named."""
+    stream: bool
+    """Whether the answer goes out in chunks."""
+
+
+async def read_body(
+    parts: AsyncIterator[bytes], content_length: str | None, *, max_bytes: int, timeout_s: float
+) -> bytes:
+    """Return the whole body.
+
+    Raises: PayloadTooLargeError as soon as it is seen to exceed `max_bytes`; BodyTimeoutError.
+    """
+    if content_length is not None and content_length.isdecimal():
+        _check_size(int(content_length), max_bytes)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for part in parts:
+                body += part
+                _check_size(len(body), max_bytes)
+    except TimeoutError:
+        raise BodyTimeoutError(
+            f"the request body did not arrive within {timeout_s:g} s; {len(body):,} bytes did"
+        ) from None
+    return bytes(body)
+
+
+def _check_size(size: int, max_bytes: int) -> None:
+    if size > max_bytes:
+        raise PayloadTooLargeError(
+            f"the request body has {size:,} bytes or more; the limit is {max_bytes:,} bytes"
+            " (setting gateway.max_body_bytes)"
+        )
+
+
+def parse_body(body: bytes, content_type: str) -> RequestFields:
+    """Return model and stream flag; all else is left to render.
+
+    Raises: InvalidBodyError, worded as vLLM's server words it.
+    """
+    if content_type.split(";", maxsplit=1)[0].strip().lower() != "application/json":
+        raise _invalid("Unsupported Media Type: Only 'application/json' is allowed")
+    if not body:
+        raise _invalid(_entry("missing", "body", "Field required", None), param="body")
+    try:
+        fields = _decoder.decode(body)
+    except msgspec.ValidationError:
+        raise _invalid(
+            _entry(
+                "model_attributes_type",
+                "body",
+                "Input should be a valid dictionary or object to extract fields from",
+            ),
+            param="body",
+        ) from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _json_error(body, error) from None
+    if fields.model is not None and not isinstance(fields.model, str):
+        raise _invalid(
+            _entry("string_type", "body.model", "Input should be a valid string"),
+            param="body.model",
+        )
+    return RequestFields(model=fields.model or None, stream=_as_bool(fields.stream))
+
+
+def _as_bool(value: object) -> bool:
+    """Return a boolean as pydantic, and so vLLM, understands it: also `1`, `"true"`, `"off"`."""
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    word = value.lower() if isinstance(value, str) else str(value)
+    if isinstance(value, str | int | float) and word.removesuffix(".0") in _TRUE | _FALSE:
+        return word.removesuffix(".0") in _TRUE
+    kind, hint = "bool_type", ""
+    if isinstance(value, str | int | float):
+        kind, hint = "bool_parsing", ", unable to interpret input"
+    raise _invalid(
+        _entry(kind, "body.stream", f"Input should be a valid boolean{hint}"), param="body.stream"
+    )
+
+
+def _json_error(body: bytes, error: Exception) -> InvalidBodyError:
+    """Return the error with the position that Python's own parser finds, as vLLM's server does."""
+    position, reason = 0, str(error)
+    try:
+        json.loads(body)
+    except json.JSONDecodeError as found:
+        position, reason = found.pos, found.msg
+    except (ValueError, RecursionError):  # no text, or nested too deeply: the first parser said so
+        return InvalidBodyError("There was an error parsing the body")
+    loc = f"body.{position}"
+    detail = _entry("json_invalid", loc, "JSON decode error", {}) | {"ctx": {"error": reason}}
+    return _invalid(detail, param=loc)
+
+
+def _entry(kind: str, loc: str, msg: str, *value: object) -> dict[str, object]:
+    entry: dict[str, object] = {"type": kind, "loc": loc, "msg": msg}
+    if value:  # what the client sent is not sent back, except where it is a constant
+        entry["input"] = value[0]
+    return entry
+
+
+def _invalid(detail: object, *, param: str | None = None) -> InvalidBodyError:
+    return InvalidBodyError(f"1 validation error:\n  {detail}", param=param)

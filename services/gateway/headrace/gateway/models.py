@@ -1,0 +1,117 @@
+"""What is served, and whether it can be: read from the workers' heartbeats."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Protocol
+
+from headrace.gateway.errors import UnavailableError
+from headrace.shared.errors import BadRequestError, ModelNotFoundError
+from headrace.shared.messages import Heartbeat
+from headrace.shared.subjects import Role
+
+REQUIRED = (Role.RENDER, Role.DECODE, Role.DERENDER)
+OPTIONAL = (Role.PREFILL,)  # without one, decode computes the prompts itself
+RETRY_AFTER_S = 5.0
+
+
+class Workers(Protocol):
+    """What the gateway needs of `headrace.shared.workers.WorkerTable`."""
+
+    def models(self) -> dict[str, list[Heartbeat]]:
+        """Return the live workers by served model name."""
+        ...
+
+
+def served_models(workers: Workers) -> dict[str, list[Heartbeat]]:
+    """Return the live workers of the pipeline by served model name; edges serve no model."""
+    models = {
+        name: [beat for beat in beats if beat.role is not Role.GATEWAY]
+        for name, beats in workers.models().items()
+    }
+    return {name: beats for name, beats in sorted(models.items()) if name and beats}
+
+
+def resolve_model(workers: Workers, name: str | None) -> str:
+    """Return the served model name that a request means; one that names none means the only one.
+
+    Raises: UnavailableError when no worker is there, ModelNotFoundError, BadRequestError.
+    """
+    models = served_models(workers)
+    if not models:
+        raise UnavailableError(
+            "no worker has announced itself yet; no model is served",
+            retry_after_s=RETRY_AFTER_S,
+        )
+    if name is None:
+        if len(models) > 1:
+            raise BadRequestError(
+                f"name a model; these are served: {', '.join(models)}", param="model"
+            )
+        return next(iter(models))
+    if name not in models:
+        raise ModelNotFoundError(f"The model `{name}` does not exist.", param="model")
+    return name
+
+
+def model_list(workers: Workers, created: int) -> dict[str, Any]:
+    """Return the body of `GET /v1/models`, in vLLM's shape."""
+    return {
+        "object": "list",
+        "data": [_card(name, beats, created) for name, beats in served_models(workers).items()],
+    }
+
+
+def _card(name: str, beats: list[Heartbeat], created: int) -> dict[str, Any]:
+    lengths = [beat.max_model_len for beat in beats if beat.max_model_len]
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "headrace",
+        "root": name,
+        "parent": None,
+        "max_model_len": min(lengths, default=None),
+        "permission": [
+            {
+                "id": f"modelperm-{name}",
+                "object": "model_permission",
+                "created": created,
+                "allow_create_engine": False,
+                "allow_sampling": True,
+                "allow_logprobs": True,
+                "allow_search_indices": False,
+                "allow_view": True,
+                "allow_fine_tuning": False,
+                "organization": "*",
+                "group": None,
+                "is_blocking": False,
+            }
+        ],
+    }
+
+
+def readiness(workers: Workers) -> tuple[bool, dict[str, Any]]:
+    """Return whether some model can be served, and the body of `GET /ready`.
+
+    A model is ready when one contract has a ready worker in each required stage: workers of different
+    contracts never serve a request together.
+    """
+    models = {name: _stages(beats) for name, beats in served_models(workers).items()}
+    ready = any(model["ready"] for model in models.values())
+    return ready, {"status": "ready" if ready else "not ready", "models": models}
+
+
+def _stages(beats: list[Heartbeat]) -> dict[str, Any]:
+    ready = [beat for beat in beats if beat.state == "ready"]
+    roles_of: dict[str, set[Role]] = {}
+    for beat in ready:
+        roles_of.setdefault(beat.contract, set()).add(beat.role)
+    counts = Counter(beat.role for beat in ready)
+    return {
+        "ready": any(roles.issuperset(REQUIRED) for roles in roles_of.values()),
+        "stages": {str(role): counts[role] for role in (*REQUIRED, *OPTIONAL)},
+        "missing": [str(role) for role in REQUIRED if not counts[role]],
+        "num_contracts": len(roles_of),
+        "prefill": "remote" if counts[Role.PREFILL] else "local",
+    }

@@ -1,0 +1,20 @@
+"""How long the gateway waits for what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pace:
+    """All in seconds; tests make them short."""
+
+    silence_s: float = (
+        2.0  #: without a message, until what was captured is read; doubles up to the next
+    )
+    max_silence_s: float = (
+        16.0  #: a long queue must not make every waiting request read all the time
+    )
+    grace_s: float = 2.0  #: past the deadline, for the pipeline's own terminal
+    cancel_interval_s: float = 1.0  #: a cancel is repeated: the job may still wait in a queue
+    body_timeout_s: float = 60.0  #: for a request's body

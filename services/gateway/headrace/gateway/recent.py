@@ -1,0 +1,59 @@
+"""What is known of the last requests, in memory."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Literal
+
+import msgspec
+
+from headrace.shared.messages import Endpoint, Status, Timings
+
+CAPACITY = 1_000
+
+
+class Record(msgspec.Struct, kw_only=True):
+    """One request, as `GET /requests/{request_id}` shows it."""
+
+    request_id: str
+    """Names the request."""
+    model: str
+    """Served model name."""
+    endpoint: Endpoint
+    """Which OpenAI endpoint."""
+    stream: bool
+    """Whether the answer goes out in chunks."""
+    accepted: float
+    """When the gateway accepted it (Unix seconds)."""
+    status: Status | Literal["running"] = "running"
+    """How it ended, as the pipeline says, or else as the gateway does."""
+    http_status: int | None = None
+    """What the client was answered. None: nothing yet."""
+    first_byte_s: float | None = None
+    """From acceptance until the first part of the answer reached the gateway. None: it did not."""
+    total_s: float | None = None
+    """From acceptance until the gateway was done with it. None: it is not."""
+    timings: Timings = Timings()
+    """Where the pipeline spent the time. Comes with the terminal."""
+
+
+class Recent:
+    """The last `capacity` records; the oldest goes first."""
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self._capacity = capacity
+        self._records: OrderedDict[str, Record] = OrderedDict()
+
+    def add(self, record: Record) -> None:
+        """Keep a new record."""
+        self._records[record.request_id] = record
+        while len(self._records) > self._capacity:
+            self._records.popitem(last=False)
+
+    def discard(self, record: Record) -> None:
+        """Forget a record whose request was not accepted after all."""
+        self._records.pop(record.request_id, None)
+
+    def get(self, request_id: str) -> Record | None:
+        """Return the record of a request. None: unknown, or too long ago."""
+        return self._records.get(request_id)

@@ -1,0 +1,178 @@
+"""The gateway process: the HTTP server, the way to the pipeline, and the order in which they end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import uvicorn
+
+from headrace.gateway.app import create_app
+from headrace.gateway.handler import Handler
+from headrace.gateway.link import Link
+from headrace.gateway.pace import Pace
+from headrace.shared.broker import Broker
+from headrace.shared.errors import BrokerError, SettingsError
+from headrace.shared.messages import Heartbeat
+from headrace.shared.settings import Settings
+from headrace.shared.subjects import Role
+from headrace.shared.workers import Beacon, WorkerTable
+
+logger = logging.getLogger(__name__)
+
+BACKLOG = 2048
+CLOSE_TIMEOUT_S = 5  # for what is still being sent once every call has ended
+
+
+class _Server(uvicorn.Server):
+    """Leaves the signals to whoever runs the process."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def run(settings: Settings, *, engine: str, stop: asyncio.Event) -> None:
+    """Serve HTTP until `stop` is set; then refuse new requests, let the running ones end, and close.
+
+    The HTTP server is up at once; requests are answered 503 until the broker is reached. `engine` makes no
+    difference here: the gateway has none.
+    Raises: SettingsError when the address cannot be listened on.
+    """
+    await Gateway(settings, instance=f"gateway-{uuid.uuid4().hex[:8]}").run(stop)
+
+
+class Gateway:
+    """One gateway process."""
+
+    def __init__(self, settings: Settings, *, instance: str, pace: Pace | None = None) -> None:
+        self._settings = settings
+        self._instance = instance
+        self._pace = pace or Pace()
+        self._link = Link()
+        self._beacon: Beacon | None = None
+        self._state: Literal["ready", "draining", "stopped"] = "ready"
+        self._closing = asyncio.Event()
+        self._handler = Handler(
+            self._link,
+            tenant=settings.gateway.tenant,
+            deadline_s=settings.gateway.deadline_s,
+            pace=self._pace,
+        )
+
+    async def run(
+        self, stop: asyncio.Event, *, on_listening: Callable[[int], None] | None = None
+    ) -> None:
+        """Serve until `stop` is set, then drain; `on_listening` is told the port.
+
+        Raises: SettingsError; whatever ended the server or the way to the broker for good.
+        """
+        listener = _listen(self._settings.gateway.host, self._settings.gateway.port)
+        host, port = listener.getsockname()[:2]
+        logger.info(
+            "gateway listens on http://%s:%d",
+            host,
+            port,
+            extra={"action": "gateway_listening", "host": host, "port": port},
+        )
+        if on_listening is not None:
+            on_listening(port)
+        server = self._server()
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        joined = asyncio.create_task(self._join())
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait({serving, joined, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if stop.is_set():
+                await self._drain()
+        finally:
+            server.should_exit = True
+            await asyncio.wait({serving})
+            await self._handler.aclose()
+            is_waiting_for_the_broker = self._beacon is None and not joined.done()
+            if is_waiting_for_the_broker:
+                joined.cancel()
+            self._closing.set()
+            await asyncio.gather(joined, return_exceptions=True)
+            stopping.cancel()
+        serving.result()
+        if not is_waiting_for_the_broker:
+            joined.result()
+
+    async def _drain(self) -> None:
+        self._handler.is_draining = True
+        self._state = "draining"
+        await self._beat()
+        await self._handler.drain(self._settings.gateway.drain_timeout_s)
+
+    async def _join(self) -> None:
+        """Reach the broker, and stay in the pipeline until the gateway closes."""
+        broker = await Broker.connect(self._settings.broker, role=Role.GATEWAY, name=self._instance)
+        try:
+            workers = WorkerTable(broker)
+            await workers.start()
+            broker.on_reconnect(self._on_reconnect)
+            self._link.open(broker, workers)
+            self._beacon = Beacon(broker, self._heartbeat)
+            await self._beacon.start()
+            logger.info("gateway is ready", extra={"action": "worker_ready"})
+            await self._closing.wait()
+            self._state = "stopped"
+            await self._beat()
+            await self._beacon.stop()
+            await workers.stop()
+        finally:
+            await broker.close()
+
+    async def _beat(self) -> None:
+        """Tell a change of state at once, if there is anybody to tell."""
+        if self._beacon is not None and self._link.broker.is_connected:
+            with contextlib.suppress(BrokerError):
+                await self._beacon.beat()
+
+    async def _on_reconnect(self) -> None:
+        self._handler.reread_all()
+
+    def _heartbeat(self) -> Heartbeat:
+        return Heartbeat(
+            role=Role.GATEWAY,
+            instance=self._instance,
+            model="",  # it serves whatever the workers serve
+            contract="",
+            state=self._state,
+            slots=0,  # as many as connect
+            num_running=self._handler.num_running,
+        )
+
+    def _server(self) -> uvicorn.Server:
+        gateway = self._settings.gateway
+        app = create_app(
+            self._link, self._handler, max_body_bytes=gateway.max_body_bytes, pace=self._pace
+        )
+        config = uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
+        )
+        return _Server(config)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket. Raises: SettingsError naming the address."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise SettingsError(
+            f"gateway.host {host!r}, gateway.port {port}: cannot listen there: {error}"
+        ) from error
