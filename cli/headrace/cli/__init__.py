@@ -1,0 +1,1 @@
+"""The command line: `headrace up`, `headrace serve`, `headrace demo`."""

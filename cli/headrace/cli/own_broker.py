@@ -1,0 +1,63 @@
+"""The broker that `headrace up` starts, keeps running, and ends last."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import msgspec
+
+from headrace.shared.errors import SettingsError
+from headrace.shared.nats_server import NatsServer
+from headrace.shared.settings import BrokerSettings
+
+CHECK_INTERVAL_S = 0.5
+
+
+@asynccontextmanager
+async def running(
+    settings: BrokerSettings, store_dir: Path, report: Callable[[str], None]
+) -> AsyncIterator[BrokerSettings]:
+    """Give the settings with the address of a new broker; it is started again if it dies.
+
+    Raises: SettingsError when another stack uses the store, BrokerError when it can't start.
+    """
+    with locked(store_dir):
+        server = NatsServer(store_dir, user=settings.user, password=settings.password)
+        await server.start()
+        keeping = asyncio.create_task(_keep(server, report))
+        try:
+            yield msgspec.structs.replace(settings, url=server.url)
+        finally:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+            await server.stop()
+
+
+@contextmanager
+def locked(store_dir: Path) -> Iterator[None]:
+    """Hold the store: two brokers on one would destroy it.
+
+    Raises: SettingsError when another process holds it.
+    """
+    store_dir.mkdir(parents=True, exist_ok=True)
+    with (store_dir / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SettingsError(
+                f"another stack uses the broker's store {store_dir}: stop it, or set up.store_dir, "
+                "or join its broker with up.nats_url"
+            ) from None
+        yield
+
+
+async def _keep(server: NatsServer, report: Callable[[str], None]) -> None:
+    while True:
+        await asyncio.sleep(CHECK_INTERVAL_S)
+        if not server.is_running:
+            report("broker died; starting it again")
+            await server.restart()

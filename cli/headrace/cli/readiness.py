@@ -1,0 +1,68 @@
+"""Knows when a stage takes work: its workers' heartbeats, and for the gateway its own `/ready`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+
+from headrace.cli.supervisor import WaitReady
+from headrace.shared.broker import Broker
+from headrace.shared.errors import BrokerError
+from headrace.shared.settings import Settings
+from headrace.shared.subjects import Role, model_slug
+from headrace.shared.workers import WorkerTable
+
+POLL_S = 0.2
+BROKER_TIMEOUT_S = 10.0
+
+
+@asynccontextmanager
+async def watch(settings: Settings, url: str) -> AsyncIterator[WaitReady]:
+    """Give what waits for `num` ready workers of a role; the gateway's is the one at `url`.
+
+    Raises: BrokerError when the broker does not answer.
+    """
+    broker = await _connect(settings)
+    slug = model_slug(settings.model.served_name)
+    try:
+        async with WorkerTable(broker) as table:
+            yield _waiter(table, slug, url)
+    finally:
+        await broker.close()
+
+
+def _waiter(table: WorkerTable, slug: str, url: str) -> WaitReady:
+    async def wait_ready(role: str, num: int) -> None:
+        if role == Role.GATEWAY:
+            await wait_http(f"{url}/ready")
+        else:
+            await table.wait_for(lambda table: len(table.ready(Role(role), slug=slug)) >= num)
+
+    return wait_ready
+
+
+async def _connect(settings: Settings) -> Broker:
+    try:
+        async with asyncio.timeout(BROKER_TIMEOUT_S):
+            return await Broker.connect(settings.broker, role=Role.GATEWAY, name="headrace-up")
+    except TimeoutError:
+        raise BrokerError(
+            f"no broker at {settings.broker.url} after {BROKER_TIMEOUT_S:g} s (up.nats_url)"
+        ) from None
+
+
+async def wait_http(url: str) -> None:
+    """Return when `url` answers 200."""
+    async with httpx.AsyncClient(trust_env=False) as client:
+        while not await _is_ok(client, url):  # noqa: ASYNC110  # there is no event to wait for
+            await asyncio.sleep(POLL_S)
+
+
+async def _is_ok(client: httpx.AsyncClient, url: str) -> bool:
+    try:
+        return (await client.get(url)).status_code == httpx.codes.OK
+    except httpx.TransportError:  # not listening yet
+        return False
