@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from headrace.cli import own_broker
+from headrace.shared.broker import Broker
+from headrace.shared.errors import SettingsError
+from headrace.shared.settings import BrokerSettings
+from headrace.shared.subjects import Role
+
+TIMEOUT_S = 30.0
+
+
+def children() -> set[int]:
+    """Return the processes that this one started and has not reaped."""
+    pid = os.getpid()
+    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+
+
+def test_a_broker_that_died_is_started_again_at_the_same_address(tmp_path: Path) -> None:
+    lines: list[str] = []
+
+    async def scenario() -> None:
+        before = children()
+        async with own_broker.running(BrokerSettings(), tmp_path, lines.append) as settings:
+            (server,) = children() - before
+            broker = await Broker.connect(settings, role=Role.GATEWAY, name="test")
+            back = asyncio.Event()
+
+            async def on_reconnect() -> None:
+                back.set()
+
+            broker.on_reconnect(on_reconnect)
+            os.kill(server, signal.SIGKILL)
+            await asyncio.wait_for(back.wait(), TIMEOUT_S)
+            await broker.close()
+
+    asyncio.run(scenario())
+    assert lines == ["broker died; starting it again"]
+
+
+def test_a_broker_with_a_password_takes_only_who_knows_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        own = BrokerSettings(password="secret")
+        async with own_broker.running(own, tmp_path, lambda line: None) as settings:
+            assert settings.password == "secret"
+            broker = await Broker.connect(settings, role=Role.GATEWAY, name="test")
+            await broker.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_store_that_another_stack_uses_is_refused(tmp_path: Path) -> None:
+    with (
+        own_broker.locked(tmp_path),
+        pytest.raises(SettingsError, match=r"another stack uses .* set up\.store_dir"),
+        own_broker.locked(tmp_path),
+    ):
+        pass
+
+
+def test_a_store_is_free_again_after_its_stack(tmp_path: Path) -> None:
+    with own_broker.locked(tmp_path):
+        pass
+    with own_broker.locked(tmp_path):
+        pass

@@ -1,0 +1,192 @@
+"""The broker dies, comes late, or comes back empty."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from headrace.shared import subjects
+from headrace.shared.broker import Broker, Received, WorkQueue
+from headrace.shared.errors import BrokerError
+from headrace.shared.nats_server import NatsServer
+from headrace.shared.settings import BrokerSettings
+from headrace.shared.subjects import Lane
+
+STD = WorkQueue.job("m", Lane.STD)
+RT = WorkQueue.job("m", Lane.RT)
+
+
+def restored(broker: Broker) -> asyncio.Event:
+    """Return what is set once the broker was away and is back."""
+    event = asyncio.Event()
+
+    async def on_reconnect() -> None:
+        assert broker.is_connected
+        event.set()
+
+    broker.on_reconnect(on_reconnect)
+    return event
+
+
+async def test_a_kill_loses_no_stored_job_and_the_broker_layer_comes_back_whole(
+    nats_server_of_its_own: NatsServer,
+) -> None:
+    server = nats_server_of_its_own
+    settings = BrokerSettings(url=server.url)
+    broker = await Broker.connect(settings, role="test", name="test")
+    peer = await Broker.connect(settings, role="test", name="peer")
+    await broker.declare_model("m")
+    back, peer_back = restored(broker), restored(peer)
+    heard: asyncio.Queue[Received] = asyncio.Queue()
+    for subject in (subjects.frames("me"), subjects.ctl("me")):
+        await broker.subscribe(subject, heard.put_nowait)
+    for number in range(100):
+        await broker.publish_durable(
+            subjects.job("m", Lane.STD), b"%d" % number, message_id=f"j{number}"
+        )
+    await broker.publish_durable(subjects.job("m", Lane.RT), b"in memory", message_id="rt1")
+    held = await broker.take(STD, wait_s=5)
+    held_rt = await broker.take(RT, wait_s=5)
+    assert held is not None
+    assert held_rt is not None
+    waiting = [asyncio.create_task(broker.take(RT, wait_s=600)) for _ in range(5)]
+    await broker._control.flush()
+
+    server.kill()
+    assert await asyncio.wait_for(asyncio.gather(*waiting), 10) == [None] * 5
+    assert not broker.is_connected
+    await server.restart()
+    await asyncio.wait_for(asyncio.gather(back.wait(), peer_back.wait()), 20)
+
+    # The job that was held is settled, the other 99 are there, and a retry is still recognized.
+    await held.ack()
+    rest = [await broker.take(STD, wait_s=5) for _ in range(99)]
+    assert {int(d.payload) for d in rest if d is not None} == set(range(1, 100))
+    assert not await broker.publish_durable(subjects.job("m", Lane.STD), b"0", message_id="j0")
+    # Memory streams are empty and work; an ack from before the kill hits nothing new.
+    assert await broker.publish_durable(subjects.job("m", Lane.RT), b"after", message_id="rt2")
+    after = await peer.take(RT, wait_s=5)
+    assert after is not None
+    await held_rt.ack()
+    await after.nak()
+    again = await broker.take(RT, wait_s=5)
+    assert again is not None
+    assert again.payload == b"after"
+    # Subscriptions are live, on both connections.
+    await peer.publish(subjects.frames("me"), b"data")
+    assert (await asyncio.wait_for(heard.get(), 10)).payload == b"data"
+    await peer.publish(subjects.ctl("me"), b"control")
+    assert (await asyncio.wait_for(heard.get(), 10)).payload == b"control"
+    await broker.close()
+    await peer.close()
+
+
+async def test_what_is_published_while_the_broker_is_away_waits_for_it(
+    nats_server_of_its_own: NatsServer,
+) -> None:
+    server = nats_server_of_its_own
+    broker = await Broker.connect(
+        BrokerSettings(url=server.url, publish_timeout_s=20), role="test", name="test"
+    )
+    await broker.declare_model("m")
+    noticing = asyncio.create_task(broker.take(RT, wait_s=600))
+    await asyncio.sleep(0)  # let it begin
+    server.kill()
+    assert await asyncio.wait_for(noticing, 10) is None
+    assert not broker.is_connected
+    jobs = [
+        asyncio.create_task(
+            broker.publish_durable(subjects.job("m", Lane.RT), b"%d" % n, message_id=f"j{n}")
+        )
+        for n in range(20)
+    ]
+    chunk = asyncio.create_task(broker.publish(subjects.out("acme", "r1"), b"chunk"))
+    taking = asyncio.create_task(broker.take(RT, wait_s=20))
+    await server.restart()
+    assert await asyncio.gather(*jobs) == [True] * 20
+    await chunk
+    assert await taking is not None
+    assert [m.payload for m in await broker.replay(subjects.out("acme", "r1"))] == [b"chunk"]
+    await broker.close()
+
+
+async def test_a_broker_that_stays_away_is_an_error_after_the_timeout(
+    nats_server_of_its_own: NatsServer,
+) -> None:
+    server = nats_server_of_its_own
+    broker = await Broker.connect(
+        BrokerSettings(url=server.url, publish_timeout_s=0.3), role="test", name="test"
+    )
+    server.kill()
+    with pytest.raises(BrokerError, match=r"broker\.publish_timeout_s"):
+        await broker.publish_durable(subjects.job("m", Lane.RT), b"", message_id="1")
+    with pytest.raises(BrokerError, match=r"not connected to nats://.* \(broker\.url\)"):
+        await broker.publish(subjects.frames("x"), b"")
+    assert await broker.take(RT, wait_s=0.1) is None
+    await broker.close()
+
+
+async def test_a_publish_whose_ack_was_lost_still_counts_as_stored(
+    nats_server_of_its_own: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = await Broker.connect(
+        BrokerSettings(url=nats_server_of_its_own.url), role="test", name="test"
+    )
+    request = broker._data.request
+    lost: list[str] = []
+
+    async def lose_the_first_ack(subject: str, *args: object, **kwargs: object) -> object:
+        answer = await request(subject, *args, **kwargs)  # type: ignore[arg-type]
+        if subject not in lost and not subject.startswith("$JS"):
+            lost.append(subject)
+            raise BrokerError("no answer")
+        return answer
+
+    monkeypatch.setattr(broker._data, "request", lose_the_first_ack)
+    out, res = subjects.out("acme", "r1"), subjects.res("acme", "r1")
+    assert await broker.publish_durable(out, b"mine", message_id="a") is True
+    assert await broker.publish_durable(out, b"other", message_id="a") is False
+    assert await broker.publish_durable(res, b"mine", message_id="b", expect_new_subject=True)
+    assert len(lost) == 2
+    lost.clear()
+    assert not await broker.publish_durable(res, b"x", message_id="c", expect_new_subject=True)
+    await broker.close()
+
+
+async def test_processes_may_start_before_the_broker(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path / "nats")
+    await server.start()
+    await server.stop()
+    connecting = asyncio.create_task(
+        Broker.connect(BrokerSettings(url=server.url), role="test", name="early")
+    )
+    done, _ = await asyncio.wait({connecting}, timeout=0.5)
+    assert not done
+    await server.restart()
+    broker = await asyncio.wait_for(connecting, 20)
+    assert broker.is_connected
+    await broker.close()
+    await server.stop()
+
+
+async def test_a_wrong_password_ends_the_start_and_names_the_settings(tmp_path: Path) -> None:
+    server = NatsServer(tmp_path / "nats", password="right")
+    await server.start()
+    good = BrokerSettings(url=server.url, password="right")
+    for role in ("gateway", "decode", "admin"):
+        await (await Broker.connect(good, role=role, name="x")).close()
+    bad = BrokerSettings(url=server.url, password="wrong")
+    with pytest.raises(BrokerError, match=r"refuses user 'decode': set broker\.user"):
+        await Broker.connect(bad, role="decode", name="x")
+    with pytest.raises(BrokerError, match="refuses user"):
+        await Broker.connect(BrokerSettings(url=server.url), role="decode", name="x")
+    await server.stop()
+
+
+async def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
+    config = tmp_path / "broken.conf"
+    config.write_text("max_payload: [")
+    with pytest.raises(BrokerError, match=r"broken\.conf"):
+        await NatsServer(tmp_path / "nats", config=config).start()

@@ -1,0 +1,201 @@
+"""The deployment's `nats-server.conf`: each role can do its part, and not another's."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from headrace.shared import nats_server as nats_server_module
+from headrace.shared import subjects
+from headrace.shared.broker import Broker, Received, WorkQueue
+from headrace.shared.errors import BrokerError
+from headrace.shared.messages import Heartbeat
+from headrace.shared.nats_server import NatsServer
+from headrace.shared.settings import BrokerSettings
+from headrace.shared.subjects import Lane, Role
+from headrace.shared.workers import Beacon, WorkerTable
+
+CONFIG = Path(__file__).parents[3] / "nats-server.conf"
+Brokers = dict[str, Broker]
+
+
+@pytest_asyncio.fixture
+async def brokers(tmp_path: Path) -> AsyncIterator[Brokers]:
+    """A broker of every role, and an admin's, on a server with the deployment's file."""
+    env = {f"HEADRACE_{name.upper()}_PASSWORD": f"pw-{name}" for name in [*Role, "admin", "sys"]}
+    server = NatsServer(tmp_path / "nats", config=CONFIG, env=env)
+    await server.start()
+    found = {
+        name: await Broker.connect(
+            BrokerSettings(url=server.url, password=f"pw-{name}", publish_timeout_s=5),
+            role=name,
+            name="1",
+        )
+        for name in [*map(str, Role), "admin"]
+    }
+    yield found
+    await asyncio.gather(*(broker.close() for broker in found.values()))
+    server.kill()
+
+
+async def take(broker: Broker, queue: WorkQueue) -> None:
+    delivery = await broker.take(queue, wait_s=5)
+    assert delivery is not None
+    await delivery.in_progress()
+    await delivery.nak()
+    delivery = await broker.take(queue, wait_s=5)
+    assert delivery is not None
+    await delivery.ack()
+
+
+async def test_a_request_goes_all_the_way_through_with_each_roles_own_user(
+    brokers: Brokers,
+) -> None:
+    gateway, render, prefill, decode, derender = (brokers[role] for role in Role)
+    for broker in (render, prefill, decode):
+        await broker.declare_model("m")
+    heard: asyncio.Queue[Received] = asyncio.Queue()
+    out, res = subjects.out("acme", "r1"), subjects.res("acme", "r1")
+    await gateway.subscribe(out, heard.put_nowait)
+    for lane in Lane:
+        await gateway.publish_durable(
+            subjects.req("acme", "m", lane), bytes(5_000_000), message_id=f"r1.{lane}"
+        )
+        await take(render, WorkQueue.req("m", lane))
+        await render.publish_durable(subjects.job("m", lane), b"job", message_id=f"r1.job.{lane}")
+        await take(decode, WorkQueue.job("m", lane))
+    answers: set[asyncio.Task[None]] = set()
+
+    def answer(received: Received) -> None:
+        answers.add(asyncio.create_task(derender.respond(received, b"opened")))
+
+    await derender.subscribe(subjects.derender_open("m"), answer, queue="derender")
+    assert await decode.request(subjects.derender_open("m"), b"open", timeout_s=5) == b"opened"
+    await decode.subscribe(subjects.kv("d1"), heard.put_nowait)
+    await decode.subscribe(subjects.ctl("d1"), heard.put_nowait)
+    await decode.publish_durable(subjects.prefill("m"), b"task", message_id="r1.pf")
+    await take(prefill, WorkQueue.prefill("m"))
+    await prefill.publish(subjects.kv("d1"), b"handoff")
+    assert (await asyncio.wait_for(heard.get(), 5)).payload == b"handoff"
+    await derender.subscribe(subjects.frames("x1"), heard.put_nowait)
+    await decode.publish(subjects.frames("x1"), b"frame")
+    assert (await asyncio.wait_for(heard.get(), 5)).payload == b"frame"
+    await derender.publish(subjects.ctl("d1"), b"credit")
+    assert (await asyncio.wait_for(heard.get(), 5)).payload == b"credit"
+    await derender.publish_durable(out, b"end", message_id="r1.end")
+    assert (await asyncio.wait_for(heard.get(), 5)).payload == b"end"
+    assert [m.payload for m in await gateway.replay(out)] == [b"end"]
+    await derender.publish_durable(res, b"end", message_id="r1.res", expect_new_subject=True)
+    last = await gateway.last(res)
+    assert last is not None
+    assert last.payload == b"end"
+    for broker in (render, prefill, decode):
+        await broker.subscribe(subjects.cancel_all(), heard.put_nowait)
+    await gateway.publish(subjects.cancel("acme", "r1"), b"cancel")
+    assert {(await asyncio.wait_for(heard.get(), 5)).payload for _ in range(3)} == {b"cancel"}
+    for role in (Role.RENDER, Role.PREFILL, Role.DECODE, Role.DERENDER):
+        await brokers[role].publish_durable(
+            subjects.dead_letter(role, "m"), b"dead", message_id=f"dlq.{role}"
+        )
+
+
+async def test_every_worker_may_beat_and_every_role_may_listen(brokers: Brokers) -> None:
+    beacons = [
+        Beacon(brokers[role], lambda role=role: heartbeat(role))  # type: ignore[misc]
+        for role in Role
+        if role is not Role.GATEWAY
+    ]
+    for beacon in beacons:
+        await beacon.start()
+    for role in Role:
+        async with WorkerTable(brokers[role]) as table:
+            await asyncio.wait_for(table.wait_for(lambda t: len(t.workers()) == 4), 10)
+    for beacon in beacons:
+        await beacon.stop()
+
+
+def heartbeat(role: Role) -> Heartbeat:
+    return Heartbeat(
+        role=role,
+        instance=f"{role}-1",
+        model="m",
+        contract="",
+        state="ready",
+        slots=1,
+        num_running=0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("role", "subject"),
+    [
+        (Role.GATEWAY, subjects.job("m", Lane.RT)),
+        (Role.GATEWAY, subjects.out("acme", "r1")),
+        (Role.RENDER, subjects.req("acme", "m", Lane.RT)),
+        (Role.PREFILL, subjects.res("acme", "r1")),
+        (Role.PREFILL, subjects.dead_letter(Role.DECODE, "m")),
+        (Role.DECODE, subjects.job("m", Lane.RT)),
+        (Role.DERENDER, subjects.prefill("m")),
+    ],
+)
+async def test_a_role_may_not_publish_what_is_anothers(
+    brokers: Brokers, role: Role, subject: str
+) -> None:
+    with pytest.raises(
+        BrokerError, match=rf"{role} 1 data may not publish to {re.escape(subject)}"
+    ):
+        await brokers[role].publish_durable(subject, b"", message_id="x")
+
+
+async def test_a_role_may_not_take_anothers_work(brokers: Brokers) -> None:
+    with pytest.raises(BrokerError, match="may not publish to .*MSG.NEXT.HR_JOB"):
+        await brokers[Role.RENDER].take(WorkQueue.job("m", Lane.RT), wait_s=5)
+
+
+@pytest.mark.parametrize(
+    ("role", "subject", "queue"),
+    [
+        (Role.GATEWAY, "_INBOX_decode.>", ""),
+        (Role.PREFILL, subjects.out("acme", "r1"), ""),
+        (Role.RENDER, "hr.v1.>", ""),
+        (Role.DERENDER, subjects.derender_open("m"), ""),
+        (Role.DERENDER, subjects.derender_open("m"), "spies"),
+    ],
+)
+async def test_a_role_may_not_listen_to_what_is_anothers(
+    brokers: Brokers, role: Role, subject: str, queue: str
+) -> None:
+    with pytest.raises(BrokerError, match="may not subscribe"):
+        await brokers[role].subscribe(subject, lambda _: None, queue=queue)
+
+
+async def test_only_an_admin_changes_a_stream(brokers: Brokers, tmp_path: Path) -> None:
+    from headrace.shared.broker.topology import api
+
+    for name, allowed in (("gateway", False), ("admin", True)):
+        call = api(brokers[name]._control, "STREAM.PURGE.HR_REQ")
+        if allowed:
+            assert (await call)["success"]
+        else:
+            with pytest.raises(BrokerError, match="may not publish"):
+                await call
+
+
+def test_the_deployments_limits_are_those_of_the_built_in_server() -> None:
+    deployed = CONFIG.read_text()
+    built_in = Path(nats_server_module.__file__).with_name("nats_limits.conf").read_text()
+    settings = [line for line in built_in.splitlines() if line and not line.startswith("#")]
+    assert len(settings) == 7
+    settings += [
+        line
+        for line in nats_server_module._JETSTREAM.format(store_dir="x").splitlines()
+        if line.startswith("  ") and "store_dir" not in line
+    ]
+    assert len(settings) == 12
+    for line in settings:
+        assert line in deployed

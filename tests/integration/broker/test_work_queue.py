@@ -1,0 +1,251 @@
+"""Taking from work queues: every message to one taker, and none lost when a taker leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+
+import pytest
+
+from headrace.shared import subjects
+from headrace.shared.broker import Broker, Delivery, WorkQueue
+from headrace.shared.errors import BrokerError, QueueFullError
+from headrace.shared.nats_server import NatsServer
+from headrace.shared.settings import BrokerSettings
+from headrace.shared.subjects import Lane
+
+RT = Lane.RT
+
+
+async def put(
+    broker: Broker, slug: str, payload: bytes, *, lane: Lane = RT, **more: object
+) -> bool:
+    return await broker.publish_durable(
+        subjects.job(slug, lane), payload, message_id=uuid.uuid4().hex, headers={"H": "v"}
+    )
+
+
+async def take(broker: Broker, queue: WorkQueue, wait_s: float = 10) -> Delivery:
+    delivery = await broker.take(queue, wait_s=wait_s)
+    assert delivery is not None
+    return delivery
+
+
+async def test_a_message_is_taken_once_and_gone_after_its_ack(broker: Broker, slug: str) -> None:
+    await broker.declare_model(slug)
+    queue = WorkQueue.job(slug, RT)
+    assert await put(broker, slug, b"one")
+    delivery = await take(broker, queue)
+    assert (delivery.payload, delivery.headers["H"]) == (b"one", "v")
+    assert delivery.subject == subjects.job(slug, RT)
+    assert delivery.num_delivered == 1
+    await delivery.ack()
+    assert await broker.take(queue, wait_s=0) is None
+    await put(broker, slug, b"two")
+    assert (await take(broker, queue)).published > delivery.published > 1.7e9
+
+
+async def test_declaring_a_model_and_connecting_again_change_nothing(
+    broker: Broker, broker_settings: BrokerSettings, slug: str
+) -> None:
+    await broker.declare_model(slug)
+    await put(broker, slug, b"kept")
+    other = await Broker.connect(broker_settings, role="test", name="other")
+    await other.declare_model(slug)
+    assert (await take(other, WorkQueue.job(slug, RT))).payload == b"kept"
+    await other.close()
+
+
+@pytest.mark.parametrize("lane", list(Lane))
+async def test_each_lane_of_a_submission_is_its_own_queue(
+    broker: Broker, slug: str, lane: Lane
+) -> None:
+    await broker.declare_model(slug)
+    await broker.publish_durable(
+        subjects.req("acme", slug, lane), lane.encode(), message_id=uuid.uuid4().hex
+    )
+    others = [await broker.take(WorkQueue.req(slug, x), wait_s=0) for x in Lane if x is not lane]
+    assert others == [None, None]
+    delivery = await take(broker, WorkQueue.req(slug, lane))
+    assert delivery.payload == lane.encode()
+    await delivery.ack()
+
+
+async def test_two_takers_share_the_messages_and_hold_no_more_than_they_asked_for(
+    broker: Broker, broker_settings: BrokerSettings, slug: str
+) -> None:
+    await broker.declare_model(slug)
+    queue = WorkQueue.prefill(slug)
+    second = await Broker.connect(broker_settings, role="test", name="second")
+    for number in range(20):
+        await broker.publish_durable(
+            subjects.prefill(slug), b"%d" % number, message_id=f"{slug}.{number}"
+        )
+    held = await asyncio.gather(
+        *(take(broker, queue) for _ in range(3)), *(take(second, queue) for _ in range(2))
+    )
+    assert len({d.payload for d in held}) == 5
+    rest = [await take(second, queue) for _ in range(15)]
+    assert len({d.payload for d in [*held, *rest]}) == 20
+    assert await broker.take(queue, wait_s=0) is None
+    for delivery in [*held, *rest]:
+        await delivery.ack()
+    await second.close()
+
+
+async def test_many_takes_wait_at_once_and_each_gets_one(broker: Broker, slug: str) -> None:
+    await broker.declare_model(slug)
+    queue = WorkQueue.job(slug, RT)
+    waiting = [asyncio.create_task(take(broker, queue)) for _ in range(50)]
+    for number in range(50):
+        await put(broker, slug, b"%d" % number)
+    got = await asyncio.gather(*waiting)
+    assert {int(d.payload) for d in got} == set(range(50))
+    assert {d.num_delivered for d in got} == {1}
+    await asyncio.gather(*(d.ack() for d in got))
+
+
+async def test_a_take_without_a_message_ends_with_none(broker: Broker, slug: str) -> None:
+    await broker.declare_model(slug)
+    assert await broker.take(WorkQueue.job(slug, RT), wait_s=0) is None
+    assert await broker.take(WorkQueue.job(slug, RT), wait_s=0.05) is None
+
+
+async def test_a_take_from_an_undeclared_queue_names_what_is_missing(broker: Broker) -> None:
+    with pytest.raises(
+        BrokerError, match="HR_JOB_RT has no consumer nobody_rt: call declare_model"
+    ):
+        await broker.take(WorkQueue.job("nobody", RT), wait_s=1)
+
+
+async def test_a_message_given_back_comes_again_and_says_so(broker: Broker, slug: str) -> None:
+    await broker.declare_model(slug)
+    queue = WorkQueue.job(slug, RT)
+    await put(broker, slug, b"again")
+    await (await take(broker, queue)).nak()
+    second = await take(broker, queue)
+    assert second.num_delivered == 2
+    await second.nak(delay_s=0.3)
+    assert await broker.take(queue, wait_s=0) is None
+    third = await take(broker, queue)
+    assert third.num_delivered == 3
+    await third.ack()
+
+
+async def test_a_terminated_message_never_comes_again(broker: Broker, slug: str) -> None:
+    await broker.declare_model(slug)
+    queue = WorkQueue.job(slug, RT)
+    await put(broker, slug, b"poison")
+    await (await take(broker, queue)).term("cannot be read")
+    assert await broker.take(queue, wait_s=0) is None
+
+
+async def test_a_message_kept_alive_is_not_delivered_again(broker: Broker, slug: str) -> None:
+    await broker.declare_model(slug)
+    # The same stream, with a consumer that waits only a short time for a sign of life.
+    hasty = WorkQueue("HR_PF", f"{slug}-hasty", f"{subjects.prefill(slug)}.hasty", 0.6, None)  # type: ignore[arg-type]
+    await broker._topology._declare_consumer(broker._control, hasty)
+    await broker.publish_durable(hasty.filter_subject, b"long", message_id=uuid.uuid4().hex)
+    held = await take(broker, hasty)
+    async with held.keep_alive():
+        assert await broker.take(hasty, wait_s=2) is None
+    again = await take(broker, hasty)  # nobody keeps it alive any more
+    assert (again.payload, again.num_delivered) == (b"long", 2)
+    await again.ack()
+
+
+async def test_what_a_cancelled_take_would_get_goes_to_the_next_one_at_once(
+    broker: Broker, slug: str
+) -> None:
+    await broker.declare_model(slug)
+    queue = WorkQueue.job(slug, RT)
+    for number in range(30):
+        abandoned = [asyncio.create_task(broker.take(queue, wait_s=30)) for _ in range(4)]
+        for _ in range(number % 5):  # left at different points of the take
+            await asyncio.sleep(0)
+        if number % 2:
+            await broker._control.flush()  # their pulls wait at the broker
+        for task in abandoned:
+            task.cancel()
+        await asyncio.gather(*abandoned, return_exceptions=True)
+        await put(broker, slug, b"%d" % number)
+        delivery = await take(broker, queue, wait_s=5)  # half of ack_wait
+        assert delivery.payload == b"%d" % number
+        await delivery.ack()
+
+
+async def test_a_message_on_its_way_to_a_cancelled_take_is_given_back(
+    broker: Broker, slug: str
+) -> None:
+    await broker.declare_model(slug)
+    queue = WorkQueue.job(slug, RT)
+    for number in range(30):
+        abandoned = asyncio.create_task(broker.take(queue, wait_s=30))
+        await asyncio.sleep(0)
+        await broker._control.flush()
+        publishing = asyncio.create_task(put(broker, slug, b"%d" % number))
+        for _ in range(number):  # the message is somewhere between the broker and here
+            await asyncio.sleep(0)
+        abandoned.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            if (early := await abandoned) is not None:
+                await early.nak()
+        await publishing
+        delivery = await take(broker, queue, wait_s=5)
+        assert delivery.payload == b"%d" % number
+        await delivery.ack()
+
+
+async def test_the_same_message_id_is_stored_once(broker: Broker, slug: str) -> None:
+    await broker.declare_model(slug)
+    queue = WorkQueue.job(slug, RT)
+    subject = subjects.job(slug, RT)
+    assert await broker.publish_durable(subject, b"a", message_id=f"{slug}.1") is True
+    assert await broker.publish_durable(subject, b"b", message_id=f"{slug}.1") is False
+    delivery = await take(broker, queue)
+    assert delivery.payload == b"a"
+    await delivery.ack()
+    assert await broker.publish_durable(subject, b"c", message_id=f"{slug}.1") is False
+    assert await broker.take(queue, wait_s=0) is None
+
+
+async def test_only_the_first_result_of_a_request_is_kept(broker: Broker, slug: str) -> None:
+    subject = subjects.res("acme", slug)
+    first = await broker.publish_durable(
+        subject, b"first", message_id=f"{slug}.a", expect_new_subject=True
+    )
+    second = await broker.publish_durable(
+        subject, b"second", message_id=f"{slug}.b", expect_new_subject=True
+    )
+    assert (first, second) == (True, False)
+    kept = await broker.last(subject)
+    assert kept is not None
+    assert kept.payload == b"first"
+
+
+async def test_a_full_queue_refuses_at_once_and_names_the_setting(
+    nats_server_of_its_own: NatsServer,
+) -> None:
+    settings = BrokerSettings(url=nats_server_of_its_own.url, max_queued_per_subject=2)
+    broker = await Broker.connect(settings, role="test", name="test")
+    await broker.declare_model("m")
+    for tenant in ("acme", "other"):
+        subject = subjects.req(tenant, "m", Lane.BULK)
+        for number in range(2):
+            await broker.publish_durable(subject, b"x", message_id=f"{tenant}.{number}")
+        with pytest.raises(QueueFullError, match="max_queued_per_subject") as caught:
+            await broker.publish_durable(subject, b"x", message_id=f"{tenant}.3")
+        assert caught.value.http_status == 429
+    # A changed setting reaches the stream that is already there.
+    wider = BrokerSettings(url=settings.url, max_queued_per_subject=3)
+    other = await Broker.connect(wider, role="test", name="other")
+    subject = subjects.req("acme", "m", Lane.BULK)
+    assert await other.publish_durable(subject, b"x", message_id="acme.4")
+    await other.close()
+    await broker.close()
+
+
+async def test_a_subject_without_a_stream_is_refused(broker: Broker) -> None:
+    with pytest.raises(BrokerError, match="captured by no stream"):
+        await broker.publish_durable(subjects.kv("x"), b"x", message_id="1")

@@ -1,0 +1,160 @@
+"""Who is there, and who has left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from headrace.shared import subjects, wire
+from headrace.shared.broker import Broker
+from headrace.shared.messages import Heartbeat
+from headrace.shared.nats_server import NatsServer
+from headrace.shared.settings import BrokerSettings
+from headrace.shared.subjects import Role
+from headrace.shared.workers import Beacon, WorkerTable
+
+NEVER = 3600.0  # an interval in which no test sees a periodic beat
+
+
+def heartbeat(model: str, instance: str = "d1", **more: object) -> Heartbeat:
+    fields: dict[str, object] = {
+        "role": Role.DECODE,
+        "instance": f"{model}-{instance}",
+        "model": model,
+        "contract": "c1",
+        "state": "ready",
+        "slots": 4,
+        "num_running": 0,
+    }
+    return Heartbeat(**{**fields, **more})  # type: ignore[arg-type]
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Iterator[Clock]:
+    return Clock()  # type: ignore[return-value]
+
+
+def instances(table: WorkerTable, model: str) -> set[str]:
+    return {beat.instance for beat in table.models().get(model, [])}
+
+
+async def wait_for(table: WorkerTable, model: str, *expected: str) -> None:
+    wanted = {f"{model}-{name}" for name in expected}
+    await asyncio.wait_for(table.wait_for(lambda t: instances(t, model) == wanted), 10)
+
+
+async def test_a_newcomer_learns_at_once_who_is_there(broker: Broker, slug: str) -> None:
+    async with Beacon(broker, lambda: heartbeat(slug), NEVER):
+        async with WorkerTable(broker, interval_s=NEVER) as table:
+            await wait_for(table, slug, "d1")
+
+
+async def test_a_worker_beats_periodically_without_being_asked(broker: Broker, slug: str) -> None:
+    beats: asyncio.Queue[bytes] = asyncio.Queue()
+    await broker.subscribe(subjects.heartbeats(slug), lambda r: beats.put_nowait(r.payload))
+    async with Beacon(broker, lambda: heartbeat(slug), 0.01):
+        for _ in range(5):
+            await asyncio.wait_for(beats.get(), 10)
+
+
+async def test_a_change_of_state_is_known_at_once(broker: Broker, slug: str) -> None:
+    state = "starting"
+    async with WorkerTable(broker, interval_s=NEVER) as table:
+        async with Beacon(broker, lambda: heartbeat(slug, state=state), NEVER) as beacon:
+            await wait_for(table, slug, "d1")
+            assert table.ready(Role.DECODE, slug=slug) == []
+            state = "ready"
+            await beacon.beat()
+            await asyncio.wait_for(
+                table.wait_for(lambda t: bool(t.ready(Role.DECODE, slug=slug))), 10
+            )
+            state = "stopped"
+            await beacon.beat()
+            await wait_for(table, slug)
+
+
+async def test_ready_workers_are_found_by_role_model_and_contract(
+    broker: Broker, slug: str
+) -> None:
+    async with WorkerTable(broker, interval_s=NEVER) as table:
+        for beat in (
+            heartbeat(slug, "d1"),
+            heartbeat(slug, "d2", contract="c2"),
+            heartbeat(slug, "d3", state="draining"),
+            heartbeat(slug, "p1", role=Role.PREFILL),
+        ):
+            await Beacon(broker, lambda beat=beat: beat).beat()  # type: ignore[misc]
+        await wait_for(table, slug, "d1", "d2", "d3", "p1")
+
+        def found(role: Role, **by: str) -> set[str]:
+            return {
+                b.instance.rpartition("-")[2] for b in table.ready(role, **by) if b.model == slug
+            }
+
+        assert found(Role.DECODE) == {"d1", "d2"}
+        assert found(Role.DECODE, slug=slug, contract="c2") == {"d2"}
+        assert found(Role.PREFILL) == {"p1"}
+        assert found(Role.DECODE, slug="another") == set()
+
+
+async def test_a_worker_that_falls_silent_leaves_after_three_intervals(
+    broker: Broker, slug: str, clock: Clock
+) -> None:
+    async with WorkerTable(broker, interval_s=2.0, now=clock) as table:
+        await Beacon(broker, lambda: heartbeat(slug)).beat()
+        await wait_for(table, slug, "d1")
+        clock.now += 6.0
+        assert instances(table, slug) == {f"{slug}-d1"}
+        clock.now += 0.1
+        assert instances(table, slug) == set()
+
+
+async def test_waiting_also_ends_when_a_worker_falls_silent(broker: Broker, slug: str) -> None:
+    async with WorkerTable(broker, interval_s=0.05) as table:
+        await Beacon(broker, lambda: heartbeat(slug)).beat()
+        await wait_for(table, slug, "d1")
+        await wait_for(table, slug)
+
+
+async def test_a_heartbeat_that_is_none_or_anothers_is_refused(
+    broker: Broker, slug: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with WorkerTable(broker, interval_s=NEVER) as table:
+        subject = subjects.heartbeat(slug, Role.DECODE, "d9")
+        await broker.publish(subject, b"\x00")
+        await broker.publish(subject, wire.encode(heartbeat(slug, "someone-else")))
+        await Beacon(broker, lambda: heartbeat(slug)).beat()
+        await wait_for(table, slug, "d1")
+    assert "not a heartbeat" in caplog.text
+    assert "a heartbeat of" in caplog.text
+
+
+async def test_the_table_fills_again_after_the_broker_was_away(
+    nats_server_of_its_own: NatsServer, clock: Clock
+) -> None:
+    settings = BrokerSettings(url=nats_server_of_its_own.url)
+    edge = await Broker.connect(settings, role="test", name="edge")
+    worker = await Broker.connect(settings, role="test", name="worker")
+    current = heartbeat("m")
+    async with WorkerTable(edge, interval_s=2.0, now=clock) as table:
+        async with Beacon(worker, lambda: current, NEVER):
+            await wait_for(table, "m", "d1")
+            nats_server_of_its_own.kill()
+            clock.now += 100
+            assert table.workers() == []
+            current = msgspec.structs.replace(current, num_running=3)
+            await nats_server_of_its_own.restart()
+            await wait_for(table, "m", "d1")
+            assert [beat.num_running for beat in table.workers()] == [3]
+    await edge.close()
+    await worker.close()

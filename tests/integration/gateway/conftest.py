@@ -1,0 +1,203 @@
+"""A gateway on a real port, at a real broker; the stages behind it are played by the test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from headrace.gateway.pace import Pace
+from headrace.gateway.service import Gateway
+from headrace.shared import subjects, wire
+from headrace.shared.broker import Broker, WorkQueue
+from headrace.shared.messages import Cancel, Chunk, Heartbeat, Terminal
+from headrace.shared.nats_server import NatsServer
+from headrace.shared.settings import BrokerSettings, GatewaySettings, Settings
+from headrace.shared.subjects import Lane, Role
+from headrace.shared.submission import Submission
+from headrace.shared.workers import Beacon, WorkerTable
+
+TIMEOUT_S = 30.0
+
+
+class Stages:
+    """Render, decode and derender of one model, as the gateway sees them."""
+
+    def __init__(self, broker: Broker, model: str) -> None:
+        self.broker = broker
+        self.model = model
+        self.cancels: asyncio.Queue[Cancel] = asyncio.Queue()
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        await self.broker.declare_model(self.model)
+        for role in (Role.RENDER, Role.DECODE, Role.DERENDER):
+            await stack.enter_async_context(Beacon(self.broker, lambda role=role: self._beat(role)))
+        subscription = await self.broker.subscribe(
+            subjects.cancel_all(),
+            lambda received: self.cancels.put_nowait(wire.decode(received.payload, Cancel)),
+        )
+        stack.push_async_callback(subscription.unsubscribe)
+
+    def _beat(self, role: Role) -> Heartbeat:
+        return Heartbeat(
+            role=role,
+            instance=f"{role}-{self.model}",
+            model=self.model,
+            contract="c",
+            state="ready",
+            slots=1,
+            num_running=0,
+            max_model_len=512,
+        )
+
+    async def take(self) -> Submission:
+        """Take the next submission, and ack it."""
+        queue = WorkQueue.req(self.model, Lane.RT)
+        while (delivery := await self.broker.take(queue, wait_s=TIMEOUT_S)) is None:
+            continue
+        await delivery.ack()
+        return Submission.from_received(
+            delivery.subject, delivery.headers, delivery.payload, delivery.published
+        )
+
+    async def chunk(self, submission: Submission, seq: int, *texts: str) -> None:
+        chunks = tuple(f'{{"text":"{text}"}}'.encode() for text in texts)
+        await self._out(
+            submission, Chunk(request_id=submission.request_id, seq=seq, chunks=chunks), f"c{seq}"
+        )
+
+    async def end(self, submission: Submission, seq: int = 0, **fields: Any) -> None:
+        values = {"status": "ok", "http_status": 200} | fields
+        end = Terminal(request_id=submission.request_id, seq=seq, **values)
+        await self._out(submission, end, "terminal")
+
+    async def _out(self, submission: Submission, message: Chunk | Terminal, name: str) -> None:
+        await self.broker.publish_durable(
+            subjects.out(submission.tenant, submission.request_id),
+            wire.encode(message),
+            message_id=f"{submission.request_id}.{name}",
+        )
+
+    async def cancel_of(self, submission: Submission) -> Cancel:
+        while True:
+            cancel = await self.cancels.get()
+            if cancel.request_id == submission.request_id:
+                return cancel
+
+
+class RunningGateway:
+    """A gateway in this process."""
+
+    def __init__(self, port: int, stop: asyncio.Event, task: asyncio.Task[None]) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self.port = port
+        self.stop = stop
+        self.task = task
+        self.client = httpx.AsyncClient(base_url=self.url, timeout=TIMEOUT_S)
+
+    def post(self, model: str, **fields: Any) -> asyncio.Task[httpx.Response]:
+        headers = fields.pop("headers", None)
+        body = {"model": model, "messages": [], **fields}
+        return asyncio.ensure_future(
+            self.client.post("/v1/chat/completions", json=body, headers=headers)
+        )
+
+    def stream(self, model: str) -> Any:
+        body = {"model": model, "messages": [], "stream": True}
+        return self.client.stream("POST", "/v1/chat/completions", json=body)
+
+    async def until_ready(self, model: str) -> None:
+        async with asyncio.timeout(TIMEOUT_S):
+            while True:
+                models = (await self.client.get("/ready")).json()["models"]
+                if models.get(model, {}).get("ready"):
+                    return
+
+
+@asynccontextmanager
+async def running_gateway(
+    broker: BrokerSettings, pace: Pace, **settings: Any
+) -> AsyncIterator[RunningGateway]:
+    edge = GatewaySettings(port=0, **settings)
+    gateway = Gateway(Settings(broker=broker, gateway=edge), instance="gateway-test", pace=pace)
+    stop, port = asyncio.Event(), asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(gateway.run(stop, on_listening=port.set_result))
+    running = RunningGateway(await port, stop, task)
+    try:
+        yield running
+    finally:
+        await running.client.aclose()
+        stop.set()
+        await task
+
+
+@pytest.fixture
+def pace() -> Pace:
+    return Pace(silence_s=0.05, grace_s=0.05, cancel_interval_s=0.05)
+
+
+@pytest_asyncio.fixture
+async def stages(broker: Broker, slug: str) -> AsyncIterator[Stages]:
+    async with AsyncExitStack() as stack:
+        stages = Stages(broker, slug)
+        await stages.start(stack)
+        yield stages
+
+
+@pytest_asyncio.fixture
+async def gateway(
+    broker_settings: BrokerSettings, stages: Stages, pace: Pace
+) -> AsyncIterator[RunningGateway]:
+    async with running_gateway(broker_settings, pace) as gateway:
+        await gateway.until_ready(stages.model)
+        yield gateway
+
+
+@pytest.fixture
+def start_gateway(pace: Pace) -> Callable[..., Any]:
+    """Start another gateway: `async with start_gateway(broker_settings, **gateway_settings)`."""
+    return lambda broker, **settings: running_gateway(broker, pace, **settings)
+
+
+@pytest_asyncio.fixture
+async def own_server(tmp_path: Path) -> AsyncIterator[NatsServer]:
+    """A server that the test may break."""
+    server = NatsServer(tmp_path / "nats")
+    await server.start()
+    yield server
+    server.kill()
+
+
+@pytest_asyncio.fixture
+async def own_stages(own_server: NatsServer, slug: str) -> AsyncIterator[Stages]:
+    """Stages at the server that the test may break; its queues hold one request each."""
+    settings = BrokerSettings(url=own_server.url, max_queued_per_subject=1)
+    broker = await Broker.connect(settings, role="test", name="test")
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(broker.close)
+        stages = Stages(broker, slug)
+        await stages.start(stack)
+        yield stages
+
+
+@pytest_asyncio.fixture
+async def own_gateway(
+    own_server: NatsServer, own_stages: Stages, pace: Pace
+) -> AsyncIterator[RunningGateway]:
+    """A gateway at the server that the test may break."""
+    settings = BrokerSettings(url=own_server.url, max_queued_per_subject=1, publish_timeout_s=0.5)
+    async with running_gateway(settings, pace) as gateway:
+        await gateway.until_ready(own_stages.model)
+        yield gateway
+
+
+@pytest_asyncio.fixture
+async def table(broker: Broker) -> AsyncIterator[WorkerTable]:
+    async with WorkerTable(broker) as table:
+        yield table

@@ -1,0 +1,131 @@
+"""The whole pipeline on a real broker with fake engines: every service a task of one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+
+from headrace.decode import service as decode
+from headrace.derender import service as derender
+from headrace.gateway import service as gateway
+from headrace.prefill import service as prefill
+from headrace.render import service as render
+from headrace.shared import settings as settings_module
+from headrace.shared.broker import Broker
+from headrace.shared.nats_server import NatsServer
+from headrace.shared.settings import Settings
+from headrace.shared.subjects import Role
+from headrace.shared.workers import WorkerTable
+
+RUN: dict[Role, Callable[..., Awaitable[None]]] = {
+    Role.RENDER: render.run,
+    Role.PREFILL: prefill.run,
+    Role.DECODE: decode.run,
+    Role.DERENDER: derender.run,
+    Role.GATEWAY: gateway.run,
+}
+STAGES = (Role.RENDER, Role.PREFILL, Role.DECODE, Role.DERENDER)
+
+
+@dataclass
+class Service:
+    """One running service."""
+
+    role: Role
+    stop: asyncio.Event
+    task: asyncio.Task[None]
+
+    async def drain(self) -> None:
+        """Stop it as SIGTERM does, and wait."""
+        self.stop.set()
+        await self.task
+
+    async def kill(self) -> None:
+        """End it without a word, as far as a task can."""
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
+@dataclass
+class Pipeline:
+    """Services that a test starts and stops, and a client."""
+
+    settings: Settings
+    broker: Broker
+    table: WorkerTable
+    services: list[Service] = field(default_factory=list)
+
+    async def start(self, *roles: Role, settings: Settings | None = None) -> list[Service]:
+        """Start services and wait until each is ready."""
+        before = {heartbeat.instance for heartbeat in self.table.workers()}
+        started = []
+        for role in roles:
+            stop = asyncio.Event()
+            task = asyncio.create_task(
+                RUN[role](settings or self.settings, engine="fake", stop=stop)  # type: ignore[arg-type]
+            )
+            started.append(Service(role, stop, task))
+        self.services += started
+
+        def all_ready(table: WorkerTable) -> bool:
+            new = [h for h in table.workers() if h.instance not in before and h.state == "ready"]
+            return sorted(h.role for h in new) == sorted(roles)
+
+        ready = asyncio.create_task(self.table.wait_for(all_ready))
+        done, _ = await asyncio.wait(
+            {ready, *(service.task for service in started)}, return_when=asyncio.FIRST_COMPLETED
+        )
+        if ready not in done:
+            ready.cancel()
+            for task in done:
+                task.result()
+            raise AssertionError("a service ended before it was ready")
+        return started
+
+    def heartbeat(self, role: Role) -> Any:
+        """Return the heartbeat of the only worker of a role."""
+        (heartbeat,) = self.table.ready(role)
+        return heartbeat
+
+
+@pytest.fixture
+def settings(nats_server: NatsServer, slug: str) -> Settings:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return settings_module.load(
+        env={},
+        overrides={
+            "model": {"served_name": slug},
+            "broker": {"url": nats_server.url},
+            "gateway": {"port": port},
+            "decode": {"local_prefill_threshold": 0},
+            "fake": {"step_s": 0.0, "prefill_s_per_1k": 0.0},
+        },
+    )
+
+
+@pytest.fixture
+async def pipeline(settings: Settings) -> AsyncIterator[Pipeline]:
+    broker = await Broker.connect(settings.broker, role="test", name="pipeline")
+    table = WorkerTable(broker)
+    await table.start()
+    pipeline = Pipeline(settings, broker, table)
+    yield pipeline
+    for service in reversed(pipeline.services):
+        await service.kill()
+    await table.stop()
+    await broker.close()
+
+
+@pytest.fixture
+async def client(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
+    url = f"http://127.0.0.1:{settings.gateway.port}"
+    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+        yield client

@@ -1,0 +1,352 @@
+"""What dies, hangs, repeats itself or talks rubbish; and the answer that comes all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from headrace.decode import engine as decode_engines
+from headrace.engine.fake_engine import FakeDecodeEngine, FakePrefillEngine
+from headrace.prefill import engine as prefill_engines
+from headrace.shared import subjects, wire
+from headrace.shared.broker import Received
+from headrace.shared.messages import Chunk, DeadLetter, Handoff, Job, Prompt, Terminal
+from headrace.shared.settings import EngineKind, Settings
+from headrace.shared.subjects import Lane, Role
+
+from .conftest import STAGES, Pipeline
+from .test_flow import expected_text
+
+LONG = {"max_tokens": 2_000, "ignore_eos": True}
+
+
+class Engines:
+    """The fake engines that the services of this test have built, in the order of their start."""
+
+    def __init__(self) -> None:
+        self.prefill: list[FakePrefillEngine] = []
+        self.decode: list[FakeDecodeEngine] = []
+        self.hold_decode = False
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> Engines:
+    built = Engines()
+
+    def build_prefill(settings: Settings, engine: EngineKind) -> FakePrefillEngine:
+        built.prefill.append(FakePrefillEngine(settings))
+        return built.prefill[-1]
+
+    def build_decode(settings: Settings, engine: EngineKind) -> FakeDecodeEngine:
+        built.decode.append(FakeDecodeEngine(settings))
+        built.decode[-1].faults.hold = built.hold_decode
+        return built.decode[-1]
+
+    monkeypatch.setattr(prefill_engines, "build", build_prefill)
+    monkeypatch.setattr(decode_engines, "build", build_decode)
+    return built
+
+
+def completion(pipeline: Pipeline, prompt: str, **more: Any) -> dict[str, Any]:
+    model = pipeline.settings.model.served_name
+    return {"model": model, "prompt": prompt, "max_tokens": 16, **more}
+
+
+def slow(pipeline: Pipeline) -> None:
+    """Let a step take a while, so that a test can come in between."""
+    fake = msgspec.structs.replace(pipeline.settings.fake, step_s=0.002)
+    pipeline.settings = msgspec.structs.replace(pipeline.settings, fake=fake)
+
+
+async def sse(lines: AsyncIterator[str]) -> AsyncIterator[Any]:
+    async for line in lines:
+        if line.startswith("data: ") and line != "data: [DONE]":
+            yield json.loads(line.removeprefix("data: "))
+
+
+def text_of(event: dict[str, Any]) -> str:
+    return "".join(choice["text"] for choice in event["choices"])
+
+
+async def test_another_derender_worker_takes_over_and_each_character_comes_once(
+    pipeline: Pipeline, client: httpx.AsyncClient
+) -> None:
+    slow(pipeline)
+    await pipeline.start(Role.GATEWAY, Role.RENDER, Role.PREFILL, Role.DECODE)
+    (first,) = await pipeline.start(Role.DERENDER)
+    request = completion(pipeline, "take over", stream=True, **LONG)
+    async with client.stream("POST", "/v1/completions", json=request) as answer:
+        events = sse(answer.aiter_lines())
+        text = text_of(await anext(events))
+        await first.kill()
+        await pipeline.start(Role.DERENDER)
+        async for event in events:
+            text += text_of(event)
+    assert text == expected_text("take over", 2_000, ignore_eos=True)
+
+
+async def test_a_pull_that_fails_is_tried_again_and_then_prefilled_here(
+    pipeline: Pipeline, client: httpx.AsyncClient, engines: Engines
+) -> None:
+    await pipeline.start(Role.GATEWAY, *STAGES)
+    engines.prefill[0].faults.drop_pulls = True
+    answer = await client.post("/v1/completions", json=completion(pipeline, "dropped"))
+    assert answer.json()["choices"][0]["text"] == expected_text("dropped", 16)
+    record = (await client.get(f"/requests/{answer.headers['x-request-id']}")).json()
+    assert record["timings"]["prefill_mode"] == "local"
+
+
+async def test_a_prefill_that_fails_is_tried_again(
+    pipeline: Pipeline, client: httpx.AsyncClient, engines: Engines
+) -> None:
+    await pipeline.start(Role.GATEWAY, *STAGES)
+    engines.prefill[0].faults.fail_next = 1
+    answer = await client.post("/v1/completions", json=completion(pipeline, "fails once"))
+    assert answer.json()["choices"][0]["text"] == expected_text("fails once", 16)
+    record = (await client.get(f"/requests/{answer.headers['x-request-id']}")).json()
+    assert record["timings"]["prefill_mode"] == "remote"
+
+
+async def test_a_handoff_that_comes_again_is_refused_and_its_blocks_are_released(
+    pipeline: Pipeline, client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    await pipeline.start(Role.GATEWAY, *STAGES)
+    decode = pipeline.heartbeat(Role.DECODE)
+    handoffs: asyncio.Queue[Received] = asyncio.Queue()
+    await pipeline.broker.subscribe(subjects.kv(decode.instance), handoffs.put_nowait)
+    first = await client.post("/v1/completions", json=completion(pipeline, "once"))
+    again = await handoffs.get()
+    with caplog.at_level("WARNING", logger="headrace.decode.prefill_leg"):
+        await pipeline.broker.publish(again.subject, again.payload)
+        second = await client.post("/v1/completions", json=completion(pipeline, "another prompt"))
+    assert first.json()["choices"][0]["text"] == expected_text("once", 16)
+    assert second.json()["choices"][0]["text"] == expected_text("another prompt", 16)
+    assert [r.reason for r in caplog.records if r.action == "handoff_refused"] == ["unknown_task"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda h: {"contract": "another"}, "contract"),
+        (lambda h: {"prompt_hash": "0" * 32}, "prompt"),
+        (lambda h: {"epoch": "before-the-restart"}, "epoch"),
+        (lambda h: {"expires": time.time() + 1.0}, "expired"),
+        (
+            lambda h: {"kv_transfer_params": {**h.kv_transfer_params, "remote_block_ids": [[]]}},
+            "no_blocks",
+        ),
+    ],
+    ids=["contract", "prompt", "epoch", "expired", "no_blocks"],
+)
+async def test_a_handoff_that_does_not_fit_never_reaches_the_engine(
+    pipeline: Pipeline,
+    client: httpx.AsyncClient,
+    engines: Engines,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    change: Any,
+    reason: str,
+) -> None:
+    from headrace.prefill.handler import PrefillHandler
+
+    honest = PrefillHandler.handle
+
+    async def lying(self: PrefillHandler, task: Any) -> Handoff:
+        handoff = await honest(self, task)
+        return msgspec.structs.replace(handoff, **change(handoff))
+
+    monkeypatch.setattr(PrefillHandler, "handle", lying)
+    await pipeline.start(Role.GATEWAY, *STAGES)
+    with caplog.at_level("WARNING", logger="headrace.decode.prefill_leg"):
+        answer = await client.post("/v1/completions", json=completion(pipeline, "does not fit"))
+    assert answer.json()["choices"][0]["text"] == expected_text("does not fit", 16)
+    refused = {r.reason for r in caplog.records if r.action == "handoff_refused"}  # type: ignore[attr-defined]
+    assert refused == {reason}
+    assert engines.decode[0].stats().num_kv_transfers == 0
+
+
+@pytest.fixture
+def held(engines: Engines) -> Iterator[Engines]:
+    """Decode holds what it is given until it is released."""
+    engines.hold_decode = True
+    yield engines
+    for engine in engines.decode:
+        engine.release()
+
+
+async def test_a_client_that_goes_away_frees_every_block(
+    pipeline: Pipeline, client: httpx.AsyncClient, held: Engines
+) -> None:
+    await pipeline.start(Role.GATEWAY, *STAGES)
+    request = asyncio.create_task(
+        client.post("/v1/completions", json=completion(pipeline, "going away"))
+    )
+    decode, prefill = held.decode[0], held.prefill[0]
+    await decode.wait_until(lambda stats: stats.num_running == 1)
+    request.cancel()
+    await decode.wait_until(
+        lambda stats: stats.num_running == 0 and stats.num_blocks_free == decode.info.num_blocks
+    )
+    await prefill.wait_until(lambda stats: stats.num_blocks_free == prefill.info.num_blocks)
+
+
+async def test_a_dead_decode_engine_hands_its_jobs_to_another_worker_at_once(
+    pipeline: Pipeline, client: httpx.AsyncClient, held: Engines
+) -> None:
+    first, *_ = await pipeline.start(Role.DECODE)
+    await pipeline.start(Role.GATEWAY, Role.RENDER, Role.PREFILL, Role.DERENDER)
+    request = asyncio.create_task(
+        client.post("/v1/completions", json=completion(pipeline, "moved"))
+    )
+    await held.decode[0].wait_until(lambda stats: stats.num_running == 1)
+    held.hold_decode = False
+    await pipeline.start(Role.DECODE)
+    held.decode[0].die()
+    answer = await request
+    assert answer.json()["choices"][0]["text"] == expected_text("moved", 16)
+    assert first.task.done()
+
+
+async def test_a_decode_worker_that_dies_in_mid_stream_gives_an_error_event(
+    pipeline: Pipeline, client: httpx.AsyncClient, engines: Engines
+) -> None:
+    slow(pipeline)
+    await pipeline.start(Role.GATEWAY, *STAGES)
+    request = completion(pipeline, "cut off", stream=True, **LONG)
+    async with client.stream("POST", "/v1/completions", json=request) as answer:
+        events = sse(answer.aiter_lines())
+        assert text_of(await anext(events))
+        engines.decode[0].die()
+        await pipeline.start(Role.DECODE)
+        *_, last = [event async for event in events]
+    assert last["error"]["code"] == 500
+
+
+async def test_draining_finishes_what_runs_and_takes_nothing_new(
+    pipeline: Pipeline, client: httpx.AsyncClient, held: Engines
+) -> None:
+    await pipeline.start(Role.GATEWAY, Role.RENDER, Role.PREFILL, Role.DERENDER)
+    (old,) = await pipeline.start(Role.DECODE)
+    running = asyncio.create_task(
+        client.post("/v1/completions", json=completion(pipeline, "running"))
+    )
+    await held.decode[0].wait_until(lambda stats: stats.num_running == 1)
+    old.stop.set()
+    held.hold_decode = False
+    await pipeline.start(Role.DECODE)
+    later = await client.post("/v1/completions", json=completion(pipeline, "later"))
+    assert later.json()["choices"][0]["text"] == expected_text("later", 16)
+    assert not running.done()
+    held.decode[0].release()
+    assert (await running).json()["choices"][0]["text"] == expected_text("running", 16)
+    await old.task
+
+
+async def submit(pipeline: Pipeline, request_id: str, **headers: str) -> Terminal:
+    """Submit straight over NATS, as another service does, and return how it ended."""
+    ended: asyncio.Future[Terminal] = asyncio.get_running_loop().create_future()
+
+    def on_out(received: Received) -> None:
+        message = wire.decode(received.payload, Chunk, Terminal)
+        if isinstance(message, Terminal) and not ended.done():
+            ended.set_result(message)
+
+    await pipeline.broker.subscribe(subjects.out("acme", request_id), on_out)
+    await pipeline.broker.publish_durable(
+        subjects.req("acme", pipeline.settings.model.served_name, Lane.STD),
+        json.dumps(completion(pipeline, "from afar")).encode(),
+        message_id=request_id,
+        headers={"Hr-Endpoint": "completions", **headers},
+    )
+    return await ended
+
+
+async def test_another_service_submits_straight_to_nats_and_its_result_is_kept(
+    pipeline: Pipeline,
+) -> None:
+    await pipeline.start(*STAGES)
+    terminal = await submit(pipeline, f"r-{pipeline.settings.model.served_name}")
+    assert terminal.status == "ok"
+    text = json.loads(terminal.body)["choices"][0]["text"]
+    assert text == expected_text("from afar", 16)
+    kept = await pipeline.broker.last(subjects.res("acme", terminal.request_id))
+    assert kept is not None
+    assert wire.decode(kept.payload, Terminal) == terminal
+
+
+async def test_a_request_past_its_deadline_ends_expired_and_costs_no_engine_time(
+    pipeline: Pipeline, engines: Engines
+) -> None:
+    await pipeline.start(*STAGES)
+    terminal = await submit(
+        pipeline,
+        f"r-{pipeline.settings.model.served_name}",
+        **{"Hr-Deadline": str(time.time() - 1)},
+    )
+    assert (terminal.status, terminal.http_status) == ("expired", 504)
+    assert engines.decode[0].stats().num_steps == 0
+
+
+async def test_a_job_of_another_contract_is_refused_when_nobody_has_it(
+    pipeline: Pipeline, engines: Engines
+) -> None:
+    await pipeline.start(*STAGES)
+    request_id = f"r-{pipeline.settings.model.served_name}"
+    ended: asyncio.Queue[Received] = asyncio.Queue()
+    await pipeline.broker.subscribe(subjects.out("acme", request_id), ended.put_nowait)
+    job = Job(
+        request_id=request_id,
+        tenant="acme",
+        model=pipeline.settings.model.served_name,
+        lane=Lane.RT,
+        endpoint="completions",
+        created=0,
+        published=time.time(),
+        deadline=time.time() + 60,
+        contract="of another model",
+        body=b"{}",
+        stream=False,
+        prompts=(Prompt(token_ids=b"\x01\x00\x00\x00", sampling_params=b"\x80"),),
+    )
+    slug = pipeline.settings.model.served_name
+    await pipeline.broker.publish_durable(
+        subjects.job(slug, Lane.RT), wire.encode(job), message_id=request_id
+    )
+    terminal = wire.decode((await ended.get()).payload, Terminal)
+    assert (terminal.status, terminal.http_status) == ("error", 503)
+    assert engines.decode[0].stats().num_steps == 0
+
+
+async def test_rubbish_on_every_subject_is_put_aside_and_the_pipeline_serves_on(
+    pipeline: Pipeline, client: httpx.AsyncClient
+) -> None:
+    await pipeline.start(Role.GATEWAY, *STAGES)
+    slug = pipeline.settings.model.served_name
+    letters: asyncio.Queue[Received] = asyncio.Queue()
+    await pipeline.broker.subscribe("hr.v1.dlq.>", letters.put_nowait)
+    rubbish = [b"", b"\xc1", b"not msgpack", wire.encode(Terminal(request_id="r", seq=0, status="ok", http_status=200))]
+    for number, payload in enumerate(rubbish):
+        for subject in (subjects.job(slug, Lane.RT), subjects.prefill(slug)):
+            await pipeline.broker.publish_durable(
+                subject, payload, message_id=f"{slug}-{subject}-{number}"
+            )
+        for subject in (
+            subjects.kv(pipeline.heartbeat(Role.DECODE).instance),
+            subjects.ctl(pipeline.heartbeat(Role.DECODE).instance),
+            subjects.frames(pipeline.heartbeat(Role.DERENDER).instance),
+            subjects.cancel("default", "r1"),
+            subjects.heartbeat(slug, Role.PREFILL, "prefill-x"),
+        ):
+            await pipeline.broker.publish(subject, payload)
+    for _ in range(2 * len(rubbish)):
+        letter = wire.decode((await letters.get()).payload, DeadLetter)
+        assert letter.payload in rubbish
+    answer = await client.post("/v1/completions", json=completion(pipeline, "still here"))
+    assert answer.json()["choices"][0]["text"] == expected_text("still here", 16)

@@ -1,0 +1,95 @@
+"""What `vllm serve` itself answers: its serving objects and error handlers, and an engine that plays back IDs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from types import SimpleNamespace
+from typing import Any, cast
+
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+from vllm.engine.protocol import EngineClient
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
+from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
+from vllm.outputs import RequestOutput
+from vllm.v1.engine import EngineCoreOutput, FinishReason
+from vllm.v1.engine.output_processor import OutputProcessor
+
+from headrace.engine.vllm_text import TextStack
+
+
+class PlaybackEngine:
+    """Answers every request with the same token IDs, all in one engine step."""
+
+    errored = False
+
+    def __init__(self, stack: TextStack, token_ids: list[int]) -> None:
+        self.model_config = stack.model_config
+        self.vllm_config = stack.vllm_config
+        self.renderer = stack.renderer
+        self.input_processor = stack.input_processor
+        self._token_ids = token_ids
+
+    def check_admission(self, n: int) -> None:
+        pass
+
+    async def generate(
+        self, prompt: Any, params: Any, request_id: str, **_: Any
+    ) -> AsyncGenerator[RequestOutput, None]:
+        request = self.input_processor.process_inputs(request_id, prompt, params, ("generate",))
+        request.external_req_id = request_id
+        processor = OutputProcessor(self.renderer.get_tokenizer(), log_stats=False)
+        processor.add_request(request, prompt.get("prompt"))
+        step = EngineCoreOutput(request_id, list(self._token_ids), finish_reason=FinishReason.STOP)
+        for output in processor.process_outputs([step]).request_outputs:
+            assert isinstance(output, RequestOutput)
+            yield output
+
+
+class Reference:
+    """vLLM's server for one model, without HTTP."""
+
+    def __init__(self, stack: TextStack, token_ids: list[int] = []) -> None:  # noqa: B006
+        engine = cast(EngineClient, PlaybackEngine(stack, token_ids))
+        models = cast(OpenAIServingModels, stack.models)
+        self._chat = OpenAIServingChat(
+            engine,
+            models,
+            "assistant",
+            online_renderer=stack.online_renderer,
+            reasoning_parser=stack.reasoning_parser,
+            **stack.frontend,
+        )
+        self._completion = OpenAIServingCompletion(
+            engine, models, online_renderer=stack.online_renderer, request_logger=None
+        )
+
+    async def chat(self, body: dict[str, Any]) -> Any:
+        """Return the response object of a whole chat."""
+        return await self._chat.create_chat_completion(ChatCompletionRequest.model_validate(body))
+
+    def app(self) -> FastAPI:
+        """Return an app with vLLM's error handlers in front of its serving objects."""
+        app = FastAPI()
+        app.state.args = SimpleNamespace(log_error_stack=False)
+        init_exception_handler(app)
+
+        @app.post("/chat.completions")
+        async def chat(request: ChatCompletionRequest) -> JSONResponse:
+            return _response(await self._chat.create_chat_completion(request))
+
+        @app.post("/completions")
+        async def completions(request: CompletionRequest) -> JSONResponse:
+            return _response(await self._completion.create_completion(request))
+
+        return app
+
+
+def _response(answer: Any) -> JSONResponse:
+    status = answer.error.code if isinstance(answer, ErrorResponse) else 200
+    return JSONResponse(answer.model_dump(), status_code=status)

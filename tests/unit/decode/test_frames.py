@@ -1,0 +1,168 @@
+"""Frames: one message a step and worker, within the credits, and nothing lost."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from headrace.decode import frames
+from headrace.decode.frames import FrameLink
+from headrace.decode.stream_log import StreamLog
+from headrace.engine.interface import DecodeOutput
+from headrace.shared.messages import Frame, StreamEnd
+
+
+class Source:
+    """A stream that is fed by the test."""
+
+    def __init__(self, stream_id: int) -> None:
+        self.log = StreamLog(stream_id)
+        self.end: StreamEnd | None = None
+        self.lost_by: list[str] = []
+
+    def lost(self, derender_instance: str) -> None:
+        self.lost_by.append(derender_instance)
+
+
+class Wire:
+    """A link whose frames the test reads; the clock stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+        self.frames: asyncio.Queue[Frame] = asyncio.Queue()
+        self.link = FrameLink("decode-1", "derender-1", self.frames.put, now=lambda: self.time)
+        self.task = asyncio.create_task(self.link.run())
+
+    def add(self, source: Source, *token_ids: int) -> None:
+        source.log.add(0, DecodeOutput(token_ids=list(token_ids)))
+        self.link.notify(source.log.stream_id)
+
+
+@pytest.fixture
+async def wire():  # type: ignore[no-untyped-def]
+    wire = Wire()
+    yield wire
+    wire.task.cancel()
+
+
+async def test_a_step_of_many_streams_is_one_frame(wire: Wire) -> None:
+    sources = [Source(i) for i in range(50)]
+    for source in sources:
+        wire.link.attach(source)
+        wire.add(source, source.log.stream_id)
+    frame = await wire.frames.get()
+    assert [entry.stream_id for entry in frame.tokens] == list(range(50))
+    assert frame.seq == 1
+    assert wire.frames.empty()
+
+
+async def test_without_credit_token_ids_wait_and_then_travel_together(wire: Wire) -> None:
+    source = Source(1)
+    wire.link.attach(source)
+    for seq in range(1, frames.WINDOW + 1):
+        wire.add(source, seq)
+        assert (await wire.frames.get()).seq == seq
+    for _ in range(10):
+        wire.add(source, 7)
+    wire.link.credit(0)
+    assert wire.frames.empty()
+    wire.link.credit(frames.WINDOW)
+    assert len((await wire.frames.get()).tokens) == 10
+
+
+async def test_a_credit_for_frames_that_were_never_sent_is_ignored(wire: Wire) -> None:
+    source = Source(1)
+    wire.link.attach(source)
+    wire.add(source, 1)
+    await wire.frames.get()
+    wire.link.credit(99)
+    wire.time = frames.STALL_S + 1
+    assert wire.link.is_stalled
+
+
+async def test_resync_sends_again_from_the_entry_that_was_named(wire: Wire) -> None:
+    source = Source(1)
+    wire.link.attach(source)
+    for token_id in range(3):
+        wire.add(source, token_id)
+        await wire.frames.get()
+    wire.link.resync(1, 1)
+    assert [entry.index for entry in (await wire.frames.get()).tokens] == [1, 2]
+    wire.link.resync(1, 99)
+    wire.add(source, 3)
+    assert [entry.index for entry in (await wire.frames.get()).tokens] == [3]
+
+
+async def test_the_end_comes_after_the_last_entry_and_again_when_asked(wire: Wire) -> None:
+    source = Source(1)
+    wire.link.attach(source)
+    source.log.add(0, DecodeOutput(token_ids=[1], finish_reason="stop"))
+    source.end = StreamEnd(stream_id=1, num_entries=1)
+    wire.link.send_end(1)
+    frame = await wire.frames.get()
+    assert (len(frame.tokens), frame.ends) == (1, (source.end,))
+    wire.link.send_end(1)
+    assert (await wire.frames.get()).ends == (source.end,)
+
+
+async def test_a_large_backlog_is_cut_into_frames(wire: Wire) -> None:
+    source = Source(1)
+    step = list(range(frames.MAX_FRAME_BYTES // 4))
+    for _ in range(2):
+        source.log.add(0, DecodeOutput(token_ids=step))
+    source.end = StreamEnd(stream_id=1, num_entries=2)
+    wire.link.attach(source)
+    first, second = await wire.frames.get(), await wire.frames.get()
+    assert [len(first.tokens), len(second.tokens)] == [1, 1]
+    assert (first.ends, second.ends) == ((), (source.end,))
+
+
+async def test_a_worker_that_acknowledges_nothing_is_given_up(wire: Wire) -> None:
+    source = Source(1)
+    wire.link.attach(source)
+    wire.add(source, 1)
+    await wire.frames.get()
+    wire.time = frames.STALL_S
+    assert not wire.link.is_stalled
+    wire.time = frames.STALL_S + 0.1
+    assert wire.link.is_stalled
+    wire.link.fail()
+    assert source.lost_by == ["derender-1"]
+
+
+async def test_an_idle_link_is_not_given_up(wire: Wire) -> None:
+    source = Source(1)
+    wire.link.attach(source)
+    wire.add(source, 1)
+    await wire.frames.get()
+    wire.link.credit(1)
+    wire.time = 1_000.0
+    assert not wire.link.is_stalled
+    wire.add(source, 2)
+    await wire.frames.get()
+    assert not wire.link.is_stalled
+
+
+async def test_an_overdue_acknowledgement_is_asked_for(wire: Wire) -> None:
+    source = Source(1)
+    wire.link.attach(source)
+    await wire.link.probe()
+    assert wire.frames.empty()
+    wire.add(source, 1)
+    await wire.frames.get()
+    wire.time = frames.PROBE_S + 0.1
+    await wire.link.probe()
+    frame = await wire.frames.get()
+    assert (frame.seq, frame.tokens, frame.ends) == (2, (), ())
+
+
+async def test_a_detached_stream_sends_nothing_more(wire: Wire) -> None:
+    source = Source(1)
+    wire.link.attach(source)
+    wire.add(source, 1)
+    wire.link.detach(1)
+    other = Source(2)
+    wire.link.attach(other)
+    wire.add(other, 2)
+    assert [entry.stream_id for entry in (await wire.frames.get()).tokens] == [2]
