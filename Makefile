@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test check lock clean
+.PHONY: help setup demo up test check docs lock clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -7,7 +7,7 @@ BIN := .venv/bin
 help:  ## what there is
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /make \1\t/'
 
-setup:  ## make .venv with everything (minutes once, then nothing)
+setup:  ## make .venv with everything (one to three minutes once, then nothing)
 	@$(PYTHON) scripts/setup.py
 
 demo: setup  ## start the whole stack on this machine, ask it one question
@@ -28,9 +28,13 @@ check: setup  ## format, lint, types, import rules, spelling, unit tests
 	$(BIN)/codespell
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit
 
+docs: setup  ## write the generated parts of docs/ again, after a change of messages or modules
+	$(BIN)/python scripts/protocol_tables.py
+	$(BIN)/python scripts/module_map.py
+
 lock: setup  ## make requirements/cpu.lock from requirements/*.in again
 	$(BIN)/python scripts/lock.py --upgrade
 
 clean:  ## remove .venv and every cache here
-	rm -rf .venv .setup.lock .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist
+	rm -rf .venv .setup.lock .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
 	find shared services cli scripts tests -name __pycache__ -prune -exec rm -rf {} +

@@ -26,7 +26,8 @@ from typing import Any, get_args
 import msgspec
 
 from headrace.shared import messages, token_ids, wire
-from headrace.shared.broker.topology import MIB, Stream, WorkQueue, streams
+from headrace.shared.broker import WorkQueue
+from headrace.shared.broker.topology import MIB, Stream, streams
 from headrace.shared.messages import Frame, Job, Tokens
 from headrace.shared.settings import BrokerSettings
 from headrace.shared.wire import TAG_FIELD, Message

@@ -88,16 +88,21 @@ def _torch() -> None:
     """Install torch's CPU build from where pip looks anyway, else from PyTorch's own index."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.json"
-        options = ("--dry-run", "--ignore-installed", "--no-deps", "--report", str(path))
-        found = _pip("install", *options, TORCH, check=False) == 0
+        search = ("--dry-run", "--ignore-installed", "--no-deps", "--report", str(path))
+        found = _pip("install", *search, TORCH, show=False) == 0
         usual = found and is_cpu_build(json.loads(path.read_text()))
     source = [] if usual else ["--index-url", TORCH_CPU_INDEX]
-    _pip("install", "--no-deps", "--no-compile", "--progress-bar", "off", *source, TORCH)
+    options = ("--no-deps", "--no-compile", "--progress-bar", "off")
+    if _pip("install", *options, *source, TORCH, show=True):
+        raise SetupError(
+            f"no CPU build of {TORCH} from {'where pip looks' if usual else TORCH_CPU_INDEX}; "
+            "what pip says stands above. PIP_FIND_LINKS can name a folder that holds its wheel."
+        )
 
 
 def _lock() -> None:
     options = ("--no-deps", "--no-compile", "--require-hashes", "--only-binary", ":all:")
-    _pip("install", *options, "--progress-bar", "off", "-r", str(LOCK))
+    _install(*options, "--progress-bar", "off", "-r", str(LOCK))
     # On all cores; pip would compile on one. Without bytecode, `import vllm` takes twice as long,
     # and where PYTHONDONTWRITEBYTECODE is set it would do so every time.
     # The status is not looked at: some packages carry templates that are no Python.
@@ -106,7 +111,7 @@ def _lock() -> None:
 
 
 def _project() -> None:
-    _pip("install", "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
+    _install("--no-deps", "--no-build-isolation", "--editable", str(ROOT))
 
 
 def _steps() -> list[tuple[str, str, Callable[[], None]]]:
@@ -126,18 +131,19 @@ def _steps() -> list[tuple[str, str, Callable[[], None]]]:
     return stamped
 
 
-def _pip(*arguments: str, check: bool = True) -> int:
+def _pip(*arguments: str, show: bool) -> int:
     pip = [str(VENV / "bin" / "python"), "-m", "pip", "--quiet", "--disable-pip-version-check"]
     done = subprocess.run([*pip, *arguments], stderr=subprocess.PIPE, text=True)
     for line in done.stderr.splitlines():
         # pip warns of each local index that lacks a package
-        if check and "is ignored: it is neither a file nor a directory" not in line:
+        if show and "is ignored: it is neither a file nor a directory" not in line:
             print(line, file=sys.stderr)
-    if check and done.returncode:
-        raise SetupError(
-            f"pip {arguments[0]} failed with status {done.returncode}; its words stand above"
-        )
     return done.returncode
+
+
+def _install(*arguments: str) -> None:
+    if status := _pip("install", *arguments, show=True):
+        raise SetupError(f"pip install failed with status {status}; what it says stands above")
 
 
 def _make_venv() -> None:

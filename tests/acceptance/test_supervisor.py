@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.process import Guard, adopt_orphans, group_exists
-from headrace.cli.supervisor import Backoff, StackError, Supervisor, Worker
+from headrace.cli.supervisor import Supervisor
+from headrace.cli.worker import Backoff, StackError, Worker
 
 TIMEOUT_S = 30.0
 
@@ -321,7 +322,8 @@ HOST = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from headrace.cli.process import Guard, adopt_orphans
-from headrace.cli.supervisor import Supervisor, Worker
+from headrace.cli.supervisor import Supervisor
+from headrace.cli.worker import Worker
 
 scripts, pipe, folder, guarded = sys.argv[1:]
 

@@ -103,6 +103,25 @@ def test_nothing_of_a_stack_outlives_an_up_that_was_killed(
     assert all(has_ended(pid) for pid in below)
 
 
+def test_a_second_signal_ends_a_stack_that_can_not_drain(
+    tmp_path: Path, commands: list[Command]
+) -> None:
+    up = Command(tmp_path, ["up", *FAKE])
+    commands.append(up)
+    up.wait_ready()
+    below = descendants(up.process.pid)
+    (gateway,) = [pid for pid in below if "gateway" in Path(f"/proc/{pid}/cmdline").read_text()]
+    os.kill(gateway, signal.SIGSTOP)
+    up.process.send_signal(signal.SIGINT)
+    assert up.process.stderr is not None
+    while not up.process.stderr.readline().startswith("draining"):
+        assert up.process.poll() is None
+    up.process.send_signal(signal.SIGINT)
+    code, _, _ = up.finish()
+    assert code == 1
+    assert all(has_ended(pid) for pid in below)
+
+
 def test_a_second_stack_on_the_same_store_is_refused(
     tmp_path: Path, commands: list[Command]
 ) -> None:

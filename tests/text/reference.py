@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from vllm.engine.protocol import EngineClient
@@ -49,6 +50,20 @@ class PlaybackEngine:
         for output in processor.process_outputs([step]).request_outputs:
             assert isinstance(output, RequestOutput)
             yield output
+
+
+def record_requests(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Return a list that gets each request as vLLM's generator of whole chats receives it."""
+    seen: list[dict[str, Any]] = []
+    original = OpenAIServingChat.chat_completion_full_generator
+
+    def record(self: Any, request: ChatCompletionRequest, *args: Any, **kwargs: Any) -> Any:
+        seen.append({**request.model_dump(), "grammar": request._grammar_from_parser})
+        del seen[-1]["request_id"]
+        return original(self, request, *args, **kwargs)
+
+    monkeypatch.setattr(OpenAIServingChat, "chat_completion_full_generator", record)
+    return seen
 
 
 class Reference:

@@ -149,6 +149,32 @@ def test_a_whole_answer_is_what_vllms_server_makes_of_the_same_ids(
     assert (ours["id"], ours["created"]) == ("chatcmpl-r1", 1_700_000_000)
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        TOOLS,
+        {**TOOLS, "tool_choice": "required"},
+        {**TOOLS, "tool_choice": {"type": "function", "function": {"name": "weather"}}},
+        {"response_format": {"type": "json_object"}},
+    ],
+    ids=["auto", "required", "named", "json"],
+)
+def test_parsers_see_the_request_as_rendering_left_it(
+    more: dict[str, Any],
+    parsing_derenderer: Derenderer,
+    parsing_stack: Any,
+    reference: Any,
+    make_parsing_job: MakeJob,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = reference.record_requests(monkeypatch)
+    body = {"messages": USER, **more}
+    asyncio.run(reference.Reference(parsing_stack, [EOS]).chat(body))
+    play(parsing_derenderer.open(make_parsing_job(body)), [[EOS]])
+    theirs, ours = seen
+    assert ours == theirs
+
+
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_streamed_deltas_join_to_the_whole_answer(
     answer: str,

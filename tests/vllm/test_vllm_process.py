@@ -13,6 +13,7 @@ import sys
 import msgspec
 import pytest
 
+from headrace.engine.interface import EngineStats
 from headrace.shared import settings as settings_module
 from headrace.shared.errors import EngineDeadError, SettingsError
 from headrace.shared.settings import DecodeSettings, Settings
@@ -126,6 +127,7 @@ async def test_a_model_that_is_not_there_stops_the_start(engine_settings: Settin
     wrong = VllmPrefillEngine(msgspec.structs.replace(engine_settings, model=model))
     with pytest.raises(SettingsError, match="/no/such/model"):
         await wrong.start()
+    assert wrong.stats() == EngineStats()
     with pytest.raises(EngineDeadError):
-        wrong.stats()
+        await wrong.check_health()
     await wrong.shutdown()

@@ -57,8 +57,12 @@ def test_a_resting_engine_has_all_its_blocks_whatever_its_last_step_said(
 
 
 def test_a_pull_is_told_once_to_the_sequence_it_was_for(recorder: Any) -> None:
-    pull = {"transfer_duration": [0.25], "bytes_transferred": [1024]}
-    record(recorder, pulls=[["job-1-0-0a1b2c3d", 0.25, 1024]], **pull)
+    record(
+        recorder,
+        pulls=[["job-1-0-0a1b2c3d", 0.25, 1024]],
+        transfer_duration=[0.25],
+        bytes_transferred=[1024],
+    )
     assert recorder.take_pull("job-1") is None
     assert recorder.take_pull("job-1-0") == (0.25, 1024)
     assert recorder.take_pull("job-1-0") is None

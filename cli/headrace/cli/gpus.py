@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 from headrace.shared.errors import SettingsError
 
@@ -25,6 +26,12 @@ def visible(env: Mapping[str, str] | None = None) -> list[str]:
     except (OSError, subprocess.SubprocessError):
         return []
     return answer.stdout.split()
+
+
+def shared(envs: Iterable[Mapping[str, str]]) -> list[str]:
+    """Return the GPUs that more than one of these environments names."""
+    uses = Counter(gpu for env in envs for gpu in env.get(VARIABLE, "").split(",") if gpu)
+    return sorted(gpu for gpu, num in uses.items() if num > 1)
 
 
 def assign(gpus: Sequence[str], wanted: Sequence[int]) -> list[list[str]]:

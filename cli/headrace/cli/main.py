@@ -53,7 +53,9 @@ def build_parser() -> argparse.ArgumentParser:
     demo.set_defaults(run=_demo)
 
     serve = commands.add_parser("serve", help="run one worker of one stage in the foreground")
-    serve.add_argument("role", type=Role, choices=list(Role), metavar="ROLE", help=", ".join(Role))
+    serve.add_argument(
+        "role", choices=[str(role) for role in Role], metavar="ROLE", help=", ".join(Role)
+    )
     serve.add_argument("--instance-index", type=int, default=0, help="of this role, for its log")
     serve.set_defaults(run=_serve)
 
@@ -92,7 +94,7 @@ def _serve(options: argparse.Namespace) -> NoReturn:
     logs.configure(
         options.log_format, options.log_level, role=f"{options.role}-{options.instance_index}"
     )
-    code = serve.serve(options.role, settings)
+    code = serve.serve(Role(options.role), settings)
     logging.shutdown()
     sys.stdout.flush()
     os._exit(code)  # the service has closed what it had; unloading torch and vLLM takes seconds

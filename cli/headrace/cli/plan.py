@@ -15,7 +15,7 @@ import msgspec
 
 from headrace.cli import gpus
 from headrace.cli.logs import LogFormat, LogLevel
-from headrace.cli.supervisor import Worker
+from headrace.cli.worker import Worker
 from headrace.shared import settings as settings_module
 from headrace.shared.errors import SettingsError
 from headrace.shared.settings import ENV_PREFIX, Settings

@@ -15,7 +15,8 @@ import msgspec
 from headrace.cli import gpus, model, own_broker, plan, readiness
 from headrace.cli.logs import LogFormat, LogLevel
 from headrace.cli.process import Guard, adopt_orphans
-from headrace.cli.supervisor import StackError, Supervisor, Worker
+from headrace.cli.supervisor import Supervisor
+from headrace.cli.worker import StackError, Worker
 from headrace.shared import settings as settings_module
 from headrace.shared.settings import BrokerSettings, Settings
 
@@ -52,7 +53,7 @@ def run_stack(
     report(f"logs in {folder / 'logs'}")
 
     def workers(connected: Settings) -> list[Worker]:
-        return plan.workers(
+        planned = plan.workers(
             connected,
             plan.write_settings(connected, folder),
             env=os.environ,
@@ -60,6 +61,13 @@ def run_stack(
             log_format=log_format,
             log_level=log_level,
         )
+        engines = [worker.env for worker in planned if worker.role in plan.ENGINE_ROLES]
+        if shared := gpus.shared(engines if visible_gpus else []):
+            report(
+                f"engines share GPU {', '.join(shared)}: each needs a smaller "
+                "gpu_memory_utilization (--engine-arg gpu_memory_utilization=0.4)"
+            )
+        return planned
 
     adopt_orphans()
     with Guard() as guard:

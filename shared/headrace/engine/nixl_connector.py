@@ -126,6 +126,8 @@ def tie_to_parent() -> None:
         return
     # After a fork, signals meant for this process would wake the parent's event loop.
     signal.set_wakeup_fd(-1)
+    # Ctrl-C reaches the whole process group, but the service drains first and then ends the engine.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent.pid:
         os._exit(1)  # it died before the line above

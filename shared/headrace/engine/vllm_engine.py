@@ -53,7 +53,9 @@ class _VllmEngine:
         return self._info
 
     def stats(self) -> EngineStats:
-        """Return the counters as of the last step."""
+        """Return the counters as of the last step; all are 0 before `start`."""
+        if self._info is None:
+            return EngineStats()
         running = self._process.engine.get_num_unfinished_requests()
         return self._process.recorder.stats(running, self.info.num_blocks)
 

@@ -59,7 +59,8 @@ class EngineProcess:
 
         Raises: SettingsError for arguments that vLLM refuses, EngineDeadError when it can't start.
         """
-        engine = self._engine = await self._in_thread(self._launch)
+        engine = await self._in_thread(self._launch)
+        self._engine = engine
         return describe(engine.vllm_config, self._settings)
 
     async def shutdown(self) -> None:

@@ -89,7 +89,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Passed to the engine's reasoning parser for structured outputs. None: none. Set by render."""
 
 
-class Job(Message, tag="job.v1"):
+class Job(Message, frozen=True, tag="job.v1"):
     """A rendered request: render → decode. Decode owns it to its end."""
 
     request_id: str
@@ -126,7 +126,7 @@ class Job(Message, tag="job.v1"):
     """What render knows."""
 
 
-class PrefillTask(Message, tag="prefill.v1"):
+class PrefillTask(Message, frozen=True, tag="prefill.v1"):
     """One prompt to compute: decode → prefill."""
 
     task_id: str
@@ -153,7 +153,7 @@ class PrefillTask(Message, tag="prefill.v1"):
     """As in the job."""
 
 
-class Handoff(Message, tag="handoff.v1"):
+class Handoff(Message, frozen=True, tag="handoff.v1"):
     """The prompt's KV cache is ready to be pulled, once: prefill → decode."""
 
     task_id: str
@@ -180,7 +180,7 @@ class Handoff(Message, tag="handoff.v1"):
     """Prompt token IDs found in prefill's own prefix cache."""
 
 
-class PrefillFailed(Message, tag="prefill_failed.v1"):
+class PrefillFailed(Message, frozen=True, tag="prefill_failed.v1"):
     """The prompt was not computed: prefill → decode."""
 
     task_id: str
@@ -193,7 +193,7 @@ class PrefillFailed(Message, tag="prefill_failed.v1"):
     """Why."""
 
 
-class OpenStream(Message, tag="open.v1"):
+class OpenStream(Message, frozen=True, tag="open.v1"):
     """Claims a derender worker for one request: decode → the queue group `derender`."""
 
     stream_id: int
@@ -206,14 +206,14 @@ class OpenStream(Message, tag="open.v1"):
     """Prompt, parameters and body: all that the answer depends on."""
 
 
-class StreamOpened(Message, tag="opened.v1"):
+class StreamOpened(Message, frozen=True, tag="opened.v1"):
     """The claim is taken: derender → decode, as the reply."""
 
     derender_instance: str
     """Frames go to `frames.<derender_instance>`."""
 
 
-class StreamRefused(Message, tag="refused.v1"):
+class StreamRefused(Message, frozen=True, tag="refused.v1"):
     """The claim is not taken: derender → decode, as the reply."""
 
     derender_instance: str
@@ -256,7 +256,7 @@ class StreamEnd(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The terminal's status when there is a failure."""
 
 
-class Frame(Message, tag="frame.v1"):
+class Frame(Message, frozen=True, tag="frame.v1"):
     """All that one engine step gave the streams of one derender worker: decode → derender."""
 
     decode_instance: str
@@ -269,7 +269,7 @@ class Frame(Message, tag="frame.v1"):
     """After the tokens."""
 
 
-class Credit(Message, tag="credit.v1"):
+class Credit(Message, frozen=True, tag="credit.v1"):
     """Frames up to `seq` are worked off: derender → decode. Cumulative, so a lost one does no harm."""
 
     derender_instance: str
@@ -278,7 +278,7 @@ class Credit(Message, tag="credit.v1"):
     """The highest `Frame.seq` that was worked off."""
 
 
-class Resync(Message, tag="resync.v1"):
+class Resync(Message, frozen=True, tag="resync.v1"):
     """Entries are missing: derender → decode, which sends them again from `index`."""
 
     stream_id: int
@@ -287,7 +287,7 @@ class Resync(Message, tag="resync.v1"):
     """How many entries arrived without a gap."""
 
 
-class StopChoice(Message, tag="stop.v1"):
+class StopChoice(Message, frozen=True, tag="stop.v1"):
     """A stop string was found: derender → decode, which aborts the choice in the engine."""
 
     stream_id: int
@@ -296,14 +296,14 @@ class StopChoice(Message, tag="stop.v1"):
     """The choice."""
 
 
-class StreamDone(Message, tag="done.v1"):
+class StreamDone(Message, frozen=True, tag="done.v1"):
     """The terminal is published: derender → decode, which acks the job."""
 
     stream_id: int
     """The stream."""
 
 
-class StreamUnknown(Message, tag="unknown_stream.v1"):
+class StreamUnknown(Message, frozen=True, tag="unknown_stream.v1"):
     """Frames came for a stream that this worker does not hold: derender → decode, which claims another."""
 
     derender_instance: str
@@ -312,7 +312,7 @@ class StreamUnknown(Message, tag="unknown_stream.v1"):
     """The stream."""
 
 
-class Cancel(Message, tag="cancel.v1"):
+class Cancel(Message, frozen=True, tag="cancel.v1"):
     """Stop this request wherever it is: edge → every worker that may hold it."""
 
     request_id: str
@@ -323,7 +323,7 @@ class Cancel(Message, tag="cancel.v1"):
     """A short phrase, as `client disconnected`."""
 
 
-class Chunk(Message, tag="chunk.v1"):
+class Chunk(Message, frozen=True, tag="chunk.v1"):
     """A part of a streamed answer: derender → the edge."""
 
     request_id: str
@@ -334,7 +334,7 @@ class Chunk(Message, tag="chunk.v1"):
     """OpenAI chunk objects as JSON, one an SSE event."""
 
 
-class Terminal(Message, tag="terminal.v1"):
+class Terminal(Message, frozen=True, tag="terminal.v1"):
     """The one end of a request: whichever stage ends it → the edge."""
 
     request_id: str
@@ -353,7 +353,7 @@ class Terminal(Message, tag="terminal.v1"):
     """Where the time went."""
 
 
-class Heartbeat(Message, tag="heartbeat.v1"):
+class Heartbeat(Message, frozen=True, tag="heartbeat.v1"):
     """A worker is alive: every worker → whoever keeps a table of workers."""
 
     role: Role
@@ -384,11 +384,11 @@ class Heartbeat(Message, tag="heartbeat.v1"):
     """Prefill: prompts computed since its start. Decode: prompts computed locally."""
 
 
-class RollCall(Message, tag="roll_call.v1"):
+class RollCall(Message, frozen=True, tag="roll_call.v1"):
     """Asks every worker for a heartbeat at once: a newcomer → all workers."""
 
 
-class DeadLetter(Message, tag="dead_letter.v1"):
+class DeadLetter(Message, frozen=True, tag="dead_letter.v1"):
     """A message that a stage could not read, or gave up on, kept for a person to look at."""
 
     stage: Role

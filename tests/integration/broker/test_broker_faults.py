@@ -112,6 +112,41 @@ async def test_what_is_published_while_the_broker_is_away_waits_for_it(
     await broker.close()
 
 
+async def test_takers_in_a_loop_come_through_a_graceful_stop_and_a_kill(
+    nats_server_of_its_own: NatsServer,
+) -> None:
+    server = nats_server_of_its_own
+    broker = await Broker.connect(BrokerSettings(url=server.url), role="test", name="test")
+    await broker.declare_model("m")
+    taken: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def work() -> None:
+        while True:
+            if (delivery := await broker.take(STD, wait_s=600)) is not None:
+                await delivery.ack()
+                taken.put_nowait(delivery.payload)
+
+    workers = [asyncio.create_task(work()) for _ in range(8)]
+    for number in range(4):
+        back = restored(broker)
+        if number % 2:
+            server.kill()
+        else:
+            await server.stop()
+        await server.restart()
+        await asyncio.wait_for(back.wait(), 20)
+        for job in range(10):
+            await broker.publish_durable(
+                subjects.job("m", Lane.STD), b"%d" % job, message_id=f"{number}.{job}"
+            )
+        jobs = [await asyncio.wait_for(taken.get(), 10) for _ in range(10)]
+        assert {int(job) for job in jobs} == set(range(10))
+    for worker in workers:
+        worker.cancel()
+    await asyncio.gather(*workers, return_exceptions=True)
+    await broker.close()
+
+
 async def test_a_broker_that_stays_away_is_an_error_after_the_timeout(
     nats_server_of_its_own: NatsServer,
 ) -> None:

@@ -61,6 +61,33 @@ async def test_a_subscription_is_known_to_the_broker_when_subscribe_returns(
     await asker.close()
 
 
+async def test_the_broker_has_answered_a_ping_that_was_written_after_the_subscription(
+    broker: Broker, slug: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport = broker._data._nc._transport
+    assert transport is not None
+    written: list[bytes] = []
+    write, writelines = transport.write, transport.writelines
+
+    def record(data: bytes) -> None:
+        written.append(data)
+        write(data)
+
+    def record_lines(lines: list[bytes]) -> None:
+        written.extend(lines)
+        writelines(lines)
+
+    monkeypatch.setattr(transport, "write", record)
+    monkeypatch.setattr(transport, "writelines", record_lines)
+    subscription = await broker.subscribe(subjects.frames(slug), lambda _: None)
+    wire = b"".join(written)
+    assert wire.rindex(b"PING") > wire.index(b"SUB ")
+    written.clear()
+    await subscription.unsubscribe()
+    wire = b"".join(written)
+    assert wire.rindex(b"PING") > wire.index(b"UNSUB ")
+
+
 async def test_a_request_that_nobody_hears_is_no_worker(broker: Broker, slug: str) -> None:
     with pytest.raises(NoWorkerError, match="nobody listens"):
         await broker.request(subjects.derender_open(slug), b"", timeout_s=5)

@@ -13,6 +13,7 @@ import pytest_asyncio
 from headrace.shared import nats_server as nats_server_module
 from headrace.shared import subjects
 from headrace.shared.broker import Broker, Received, WorkQueue
+from headrace.shared.broker.topology import api
 from headrace.shared.errors import BrokerError
 from headrace.shared.messages import Heartbeat
 from headrace.shared.nats_server import NatsServer
@@ -153,7 +154,7 @@ async def test_a_role_may_not_publish_what_is_anothers(
 
 
 async def test_a_role_may_not_take_anothers_work(brokers: Brokers) -> None:
-    with pytest.raises(BrokerError, match="may not publish to .*MSG.NEXT.HR_JOB"):
+    with pytest.raises(BrokerError, match=r"may not publish to .*MSG\.NEXT\.HR_JOB"):
         await brokers[Role.RENDER].take(WorkQueue.job("m", Lane.RT), wait_s=5)
 
 
@@ -174,9 +175,7 @@ async def test_a_role_may_not_listen_to_what_is_anothers(
         await brokers[role].subscribe(subject, lambda _: None, queue=queue)
 
 
-async def test_only_an_admin_changes_a_stream(brokers: Brokers, tmp_path: Path) -> None:
-    from headrace.shared.broker.topology import api
-
+async def test_only_an_admin_changes_a_stream(brokers: Brokers) -> None:
     for name, allowed in (("gateway", False), ("admin", True)):
         call = api(brokers[name]._control, "STREAM.PURGE.HR_REQ")
         if allowed:

@@ -13,7 +13,7 @@ from headrace.shared.broker import Broker, Delivery, WorkQueue
 from headrace.shared.errors import BrokerError, QueueFullError
 from headrace.shared.nats_server import NatsServer
 from headrace.shared.settings import BrokerSettings
-from headrace.shared.subjects import Lane
+from headrace.shared.subjects import Lane, Role
 
 RT = Lane.RT
 
@@ -144,7 +144,9 @@ async def test_a_terminated_message_never_comes_again(broker: Broker, slug: str)
 async def test_a_message_kept_alive_is_not_delivered_again(broker: Broker, slug: str) -> None:
     await broker.declare_model(slug)
     # The same stream, with a consumer that waits only a short time for a sign of life.
-    hasty = WorkQueue("HR_PF", f"{slug}-hasty", f"{subjects.prefill(slug)}.hasty", 0.6, None)  # type: ignore[arg-type]
+    hasty = WorkQueue(
+        "HR_PF", f"{slug}-hasty", f"{subjects.prefill(slug)}.hasty", 0.6, Role.PREFILL
+    )
     await broker._topology._declare_consumer(broker._control, hasty)
     await broker.publish_durable(hasty.filter_subject, b"long", message_id=uuid.uuid4().hex)
     held = await take(broker, hasty)
@@ -173,6 +175,24 @@ async def test_what_a_cancelled_take_would_get_goes_to_the_next_one_at_once(
         delivery = await take(broker, queue, wait_s=5)  # half of ack_wait
         assert delivery.payload == b"%d" % number
         await delivery.ack()
+
+
+async def test_a_cancelled_take_is_withdrawn_and_costs_no_delivery(
+    broker: Broker, slug: str
+) -> None:
+    await broker.declare_model(slug)
+    queue = WorkQueue.job(slug, RT)
+    abandoned = [asyncio.create_task(broker.take(queue, wait_s=30)) for _ in range(8)]
+    await asyncio.sleep(0)
+    await broker._control.flush()
+    for task in abandoned:
+        task.cancel()
+    await asyncio.gather(*abandoned, return_exceptions=True)
+    await asyncio.gather(*broker._control._tasks)  # the withdrawals
+    await put(broker, slug, b"one")
+    delivery = await take(broker, queue)
+    assert delivery.num_delivered == 1
+    await delivery.ack()
 
 
 async def test_a_message_on_its_way_to_a_cancelled_take_is_given_back(

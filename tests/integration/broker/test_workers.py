@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import msgspec
 import pytest
@@ -40,8 +39,8 @@ class Clock:
 
 
 @pytest.fixture
-def clock() -> Iterator[Clock]:
-    return Clock()  # type: ignore[return-value]
+def clock() -> Clock:
+    return Clock()
 
 
 def instances(table: WorkerTable, model: str) -> set[str]:
@@ -158,3 +157,25 @@ async def test_the_table_fills_again_after_the_broker_was_away(
             assert [beat.num_running for beat in table.workers()] == [3]
     await edge.close()
     await worker.close()
+
+
+async def test_after_a_reconnect_a_worker_beats_and_a_table_calls_the_roll_unasked(
+    nats_server_of_its_own: NatsServer,
+) -> None:
+    broker = await Broker.connect(
+        BrokerSettings(url=nats_server_of_its_own.url), role="test", name="test"
+    )
+    beats: asyncio.Queue[bytes] = asyncio.Queue()
+    calls: asyncio.Queue[bytes] = asyncio.Queue()
+    await broker.subscribe(subjects.heartbeats(), lambda r: beats.put_nowait(r.payload))
+    async with Beacon(broker, lambda: heartbeat("m"), NEVER):
+        await asyncio.wait_for(beats.get(), 10)
+        nats_server_of_its_own.kill()
+        await nats_server_of_its_own.restart()
+        await asyncio.wait_for(beats.get(), 20)
+    async with WorkerTable(broker, interval_s=NEVER):
+        await broker.subscribe(subjects.roll_call(), lambda r: calls.put_nowait(r.payload))
+        nats_server_of_its_own.kill()
+        await nats_server_of_its_own.restart()
+        await asyncio.wait_for(calls.get(), 20)
+    await broker.close()

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from headrace.cli.supervisor import Backoff
+from headrace.cli.worker import Backoff
 
 
 def test_pauses_double_up_to_the_longest() -> None:

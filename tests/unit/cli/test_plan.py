@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from headrace.cli import gpus, plan
-from headrace.cli.supervisor import DRAIN_ORDER, START_ORDER, Worker
+from headrace.cli.supervisor import DRAIN_ORDER, START_ORDER
+from headrace.cli.worker import Worker
 from headrace.shared import settings as settings_module
 from headrace.shared.errors import SettingsError
 from headrace.shared.settings import (
@@ -93,6 +94,11 @@ def test_each_engine_gets_gpus_of_its_own() -> None:
 
 def test_engines_share_the_gpus_when_there_are_too_few() -> None:
     assert gpus.assign(["0"], [1, 1]) == [["0"], ["0"]]
+
+
+def test_gpus_that_engines_share_are_known() -> None:
+    envs = [{gpus.VARIABLE: "0,1"}, {gpus.VARIABLE: "1,2"}, {}, {gpus.VARIABLE: ""}]
+    assert gpus.shared(envs) == ["1"]
 
 
 def test_an_engine_larger_than_the_machine_is_refused() -> None:

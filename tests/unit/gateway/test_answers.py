@@ -134,6 +134,15 @@ async def test_what_was_lost_while_the_connection_was_away_is_read_again(gateway
     assert (await answer.end()).body == b'{"id":"x"}'
 
 
+async def test_only_the_first_terminal_counts(gateway, make):
+    failed = {"status": "error", "http_status": 400, "body": FAILURE}
+    gateway.broker.script = lambda s: gateway.broker.send(
+        s, make.terminal(s, **failed), make.terminal(s, body=b'{"id":"x"}')
+    )
+    answer = await gateway.post().end()
+    assert (answer.status, answer.body) == (400, FAILURE)
+
+
 class TestSilence:
     @pytest.fixture
     def pace(self):
@@ -151,6 +160,15 @@ class TestSilence:
         s = gateway.broker.submissions[0]
         gateway.broker.send(s, make.terminal(s, body=b"{}"))
         assert (await answer.end()).status == 200
+
+    async def test_reading_in_vain_during_silence_does_not_count_against_a_later_gap(
+        self, gateway, make
+    ):
+        answer = gateway.post(stream=True)
+        await gateway.broker.until(lambda: len(gateway.broker.replays) > 5)
+        s = gateway.broker.submissions[0]
+        gateway.broker.send(s, make.chunk(s, 0), make.chunk(s, 1), make.terminal(s, 2), lose=(0,))
+        assert (await answer.end()).events == ['{"text":"t0"}', '{"text":"t1"}', "[DONE]"]
 
     async def test_chunks_that_nobody_has_end_the_stream_with_an_error(self, gateway, make):
         def script(s):

@@ -185,6 +185,15 @@ async def test_a_request_id_is_not_used_twice(gateway, make):
     assert len(gateway.broker.submissions) == 1
 
 
+async def test_the_request_id_of_a_running_request_is_refused(gateway, make):
+    running = gateway.post(headers={"X-Request-Id": "r1"})
+    await gateway.broker.until(lambda: gateway.broker.submissions)
+    assert (await gateway.post(headers={"X-Request-Id": "r1"}).end()).status == 409
+    (s,) = gateway.broker.submissions
+    gateway.broker.send(s, make.terminal(s, body=b"{}"))
+    assert (await running.end()).status == 200
+
+
 async def test_a_request_id_that_another_gateway_used_is_refused(gateway, make):
     gateway.broker.is_new = False
     answer = await gateway.post(headers={"X-Request-Id": "r1"}).end()

@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
+OPERATIONS = ROOT / "docs" / "operations.md"
 DOCUMENTS = [
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "services").glob("*/README.md")),
@@ -61,6 +62,35 @@ def test_one_request_is_followed_in_eight_lines_that_each_link_a_file() -> None:
 def test_the_module_map_is_up_to_date(module_map: ModuleType) -> None:
     text = ARCHITECTURE.read_text()
     assert module_map.generated(text) == text, "run scripts/module_map.py"
+
+
+def test_what_enforces_an_invariant_is_in_the_file_that_is_named() -> None:
+    section = ARCHITECTURE.read_text().partition("## Invariants")[2].partition("\n## ")[0]
+    cells = [line.strip("| ").split(" | ")[-1] for line in section.splitlines()]
+    named = re.findall(
+        r"`(\w+)` (?:in|of) ((?:\[[^\]]+\]\([^)]+\)(?:, | and )?)+)", "\n".join(cells)
+    )
+    assert len(named) > 5
+    for name, links in named:
+        for target in re.findall(r"\]\(\.\./([^)]+)\)", links):
+            assert re.search(rf"\b{name}\b", (ROOT / target).read_text()), (name, target)
+
+
+def test_the_log_actions_that_operations_names_are_logged_somewhere() -> None:
+    section = OPERATIONS.read_text().partition("| action | who |")[2].partition("\n\n")[0]
+    actions = {
+        action
+        for line in section.splitlines()[1:]
+        for action in re.findall(r"`(\w+)`", line.split("|")[1] if "|" in line else "")
+    }
+    code = "\n".join(
+        file.read_text()
+        for root in ("cli", "services", "shared")
+        for file in (ROOT / root).rglob("*.py")
+    )
+    assert len(actions) > 10
+    # the states of a worker are put into one f-string
+    assert {a for a in actions if f'"{a}"' not in code} <= {"worker_ready", "worker_draining"}
 
 
 @pytest.mark.parametrize("adr", sorted((ROOT / "docs" / "adr").glob("*.md")), ids=name_of)

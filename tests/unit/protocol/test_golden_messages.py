@@ -8,6 +8,7 @@ from types import ModuleType
 
 import msgspec
 import pytest
+
 from headrace.shared import messages, wire
 from headrace.shared.wire import Message
 

@@ -8,6 +8,7 @@ from types import ModuleType
 
 import msgspec
 import pytest
+
 from headrace.shared import messages
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "protocol.md"
@@ -65,5 +66,7 @@ def test_what_a_receiver_reads_are_fields_of_that_message(tables: ModuleType) ->
         after = DOCUMENT.read_text().partition(f"<!-- generated:{tag} -->")[2]
         told = after.partition("<!-- /generated -->")[2].partition("\n#")[0]
         reads = re.search(r"\*\*[\w, ]+ reads?\*\*(.*?)\.(?:\s|$)", told, re.DOTALL)
-        names = {name for name in re.findall(r"`(\w+)`", reads[1] if reads else "") if name in known}
+        names = {
+            name for name in re.findall(r"`(\w+)`", reads[1] if reads else "") if name in known
+        }
         assert names <= set(kind.__struct_fields__), tag

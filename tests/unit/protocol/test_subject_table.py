@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from headrace.shared import messages, subjects, wire
 from headrace.shared.broker.topology import Topology
 from headrace.shared.settings import BrokerSettings

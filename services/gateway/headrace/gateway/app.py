@@ -104,6 +104,13 @@ def create_app(link: Link, handler: Handler, *, max_body_bytes: int, pace: Pace)
             return _json({"status": str(error), "models": {}}, 503)
         return _json(report, 200 if is_ready else 503)
 
+    @app.get("/workers")
+    async def list_workers() -> Response:
+        try:
+            return _json(models.worker_list(link.workers))
+        except BrokerError as error:
+            return error_response(UnavailableError(str(error)), uuid.uuid4().hex)
+
     @app.get("/requests/{request_id}")
     async def recent_request(request_id: str) -> Response:
         record = handler.recent.get(request_id)

@@ -24,12 +24,8 @@ class Workers(Protocol):
 
 
 def served_models(workers: Workers) -> dict[str, list[Heartbeat]]:
-    """Return the live workers of the pipeline by served model name; edges serve no model."""
-    models = {
-        name: [beat for beat in beats if beat.role is not Role.GATEWAY]
-        for name, beats in workers.models().items()
-    }
-    return {name: beats for name, beats in sorted(models.items()) if name and beats}
+    """Return the live workers by served model name; edges name no model."""
+    return {name: beats for name, beats in sorted(workers.models().items()) if name}
 
 
 def resolve_model(workers: Workers, name: str | None) -> str:
@@ -59,6 +55,18 @@ def model_list(workers: Workers, created: int) -> dict[str, Any]:
     return {
         "object": "list",
         "data": [_card(name, beats, created) for name, beats in served_models(workers).items()],
+    }
+
+
+def worker_list(workers: Workers) -> dict[str, Any]:
+    """Return the body of `GET /workers`: the last heartbeat of every live worker of the pipeline."""
+    beats = [beat for beats in served_models(workers).values() for beat in beats]
+    return {
+        "object": "list",
+        "data": [
+            {name: getattr(beat, name) for name in beat.__struct_fields__}
+            for beat in sorted(beats, key=lambda beat: (beat.model, beat.role, beat.instance))
+        ],
     }
 
 

@@ -2,6 +2,6 @@
 
 from headrace.shared.broker.client import Broker, Received, Subscription
 from headrace.shared.broker.delivery import Delivery
-from headrace.shared.broker.topology import WorkQueue
+from headrace.shared.broker.work_queue import WorkQueue
 
 __all__ = ["Broker", "Delivery", "Received", "Subscription", "WorkQueue"]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,33 +21,20 @@ from headrace.shared.broker.connection import (
     NoResponderError,
 )
 from headrace.shared.broker.delivery import Delivery, nak_payload
-from headrace.shared.broker.topology import BLOB_S, OUT_STREAM, Topology, WorkQueue
+from headrace.shared.broker.durable import MESSAGE_ID_HEADER, RETRY_S, DurablePublisher
+from headrace.shared.broker.topology import BLOB_S, OUT_STREAM, Topology
+from headrace.shared.broker.work_queue import WorkQueue
 from headrace.shared.errors import (
     BrokerError,
     HeadraceError,
     NoWorkerError,
-    PayloadTooLargeError,
-    QueueFullError,
 )
 from headrace.shared.settings import BrokerSettings
 from headrace.shared.subjects import ROOT, Role
 
 logger = logging.getLogger(__name__)
 
-RETRY_S = 0.2
-ATTEMPT_TIMEOUT_S = (
-    2.0  # of one try of a publish ack; the next one is deduplicated by its message ID
-)
 PULL_MARGIN_S = 2.0  # the broker ends a pull itself; past this it has forgotten us
-
-_MESSAGE_ID = "Nats-Msg-Id"
-_EXPECT_LAST = "Nats-Expected-Last-Subject-Sequence"
-_NONCE = "Hr-Nonce"
-
-_WRONG_LAST_SEQUENCE = frozenset({10071, 10164})
-_STORE_FAILED = 10077  # the stream or the subject is full
-_NO_RESOURCES = frozenset({10023, 10047, 10028})  # memory, storage, account limit
-_TOO_LARGE = frozenset({10054, 10097})
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +75,9 @@ class Broker:
         self._topology = Topology(settings, role)
         self._data = Connection(f"{role} {name} data", self._on_lost, self._on_back)
         self._control = Connection(f"{role} {name} control", self._on_lost, self._on_back)
+        self._durable = DurablePublisher(
+            self._data, self._wait_until_ready, settings.publish_timeout_s
+        )
         self._slugs: set[str] = set()
         self._callbacks: list[Callable[[], Awaitable[None]]] = []
         self._ready = asyncio.Event()
@@ -125,6 +114,7 @@ class Broker:
     async def declare_model(self, slug: str) -> None:
         """Declare the durable consumers of one model; again after each reconnect. Raises: BrokerError."""
         self._slugs.add(slug)
+        await self._wait_until_ready(self._settings.publish_timeout_s)
         await self._topology.declare_consumers(self._control, slug)
 
     async def publish(
@@ -157,39 +147,13 @@ class Broker:
         if stream is None:
             raise BrokerError(f"{subject} is captured by no stream; publish it without an ack")
         payload, headers = await self._check_in(subject, payload, headers, stream.blob_ttl_s)
-        nonce = uuid.uuid4().hex
-        all_headers = {**headers, _MESSAGE_ID: message_id, _NONCE: nonce}
-        if expect_new_subject:
-            all_headers[_EXPECT_LAST] = "0"
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._settings.publish_timeout_s
-        maybe_stored = False  # an earlier try went unanswered
-        while True:
-            try:
-                await self._wait_until_ready(deadline - loop.time())
-                message = await self._data.request(
-                    subject,
-                    payload,
-                    timeout_s=max(0.001, min(ATTEMPT_TIMEOUT_S, deadline - loop.time())),
-                    headers=all_headers,
-                )
-                break
-            except DeniedError:
-                raise
-            except BrokerError as error:
-                if self._closed or loop.time() + RETRY_S >= deadline:
-                    raise BrokerError(
-                        f"{subject}: no publish ack within {self._settings.publish_timeout_s:g} s "
-                        f"(broker.publish_timeout_s): {error}"
-                    ) from error
-                maybe_stored = maybe_stored or not isinstance(error, NoResponderError)
-                await asyncio.sleep(RETRY_S)
-        ack: dict[str, Any] = msgspec.json.decode(message.data)
-        if "error" not in ack and not ack.get("duplicate"):
-            return True
-        if "error" in ack and not _says_taken(ack["error"], expect_new_subject):
-            raise _publish_error(subject, ack["error"])
-        return maybe_stored and await self._is_ours(stream.name, subject, ack.get("seq"), nonce)
+        return await self._durable.publish(
+            stream.name,
+            subject,
+            payload,
+            {**headers, MESSAGE_ID_HEADER: message_id},
+            expect_new_subject=expect_new_subject,
+        )
 
     async def request(self, subject: str, payload: bytes, *, timeout_s: float) -> bytes:
         """Ask one listener and return its answer.
@@ -232,6 +196,7 @@ class Broker:
                 return
             handler(received)
 
+        await self._wait_until_ready(self._settings.publish_timeout_s)
         connection = self._connection_of(subject)
         return Subscription(connection, await connection.subscribe(subject, receive, queue=queue))
 
@@ -268,7 +233,9 @@ class Broker:
         except BrokerError:
             if self._closed:
                 raise
-            return None  # lost between the check and the publish
+            # The connection broke. Not at once: a caller that takes in a loop would keep the news from us.
+            await asyncio.sleep(max(0.0, min(RETRY_S, deadline - loop.time())))
+            return None
         if message is None:
             return None
         if stored.status_of(message) is None:
@@ -336,8 +303,11 @@ class Broker:
                 )
                 return
             except ConnectionLostError:
-                if loop.time() >= deadline:
-                    raise  # else again: settling twice does what settling once does
+                if loop.time() + RETRY_S >= deadline:
+                    raise
+                await asyncio.sleep(
+                    RETRY_S
+                )  # and again: settling twice does what settling once does
 
     async def signal(self, reply: str, payload: bytes) -> None:
         """Send a word about a delivery without waiting (`Delivery` calls this). Raises: BrokerError."""
@@ -457,17 +427,6 @@ class Broker:
             )
         await asyncio.sleep(max(0.0, pause_s))  # or a caller in a loop would spin
 
-    async def _is_ours(self, stream: str, subject: str, sequence: Any, nonce: str) -> bool:
-        """Whether the message that is already there is this call's own, stored by a try that went unanswered."""
-        try:
-            if isinstance(sequence, int) and sequence > 0:
-                message = await stored.read_sequence(self._data, stream, sequence)
-            else:
-                message = await stored.read_last(self._data, stream, subject)
-        except DeniedError:
-            return False
-        return message is not None and (message.headers or {}).get(_NONCE) == nonce
-
     async def _declare_until_done(self) -> None:
         """Declare streams and consumers, as often as it takes. Raises: DeniedError."""
         failures = 0
@@ -513,28 +472,7 @@ class Broker:
                     "after a reconnect: %s", error, extra={"action": "on_reconnect_failed"}
                 )
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _says_taken(error: Mapping[str, Any], expect_new_subject: bool) -> bool:
-    if not expect_new_subject:
-        return False
-    if error.get("err_code") in _WRONG_LAST_SEQUENCE:
-        return True
-    return error.get("err_code") == _STORE_FAILED and "per subject" in error.get("description", "")
-
-
-def _publish_error(subject: str, error: Mapping[str, Any]) -> HeadraceError:
-    err_code, description = error.get("err_code"), error.get("description", "")
-    if err_code == _STORE_FAILED and "per subject" in description:
-        return QueueFullError(
-            f"{subject}: the queue is full ({description}; broker.max_queued_per_subject); try again later"
-        )
-    if err_code == _STORE_FAILED or err_code in _NO_RESOURCES:
-        return QueueFullError(f"{subject}: the broker's store is full ({description})")
-    if err_code in _TOO_LARGE:
-        return PayloadTooLargeError(f"{subject}: {description}")
-    return BrokerError(f"{subject}: the broker refused the message: {description} ({err_code})")

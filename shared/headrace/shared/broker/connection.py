@@ -253,7 +253,11 @@ class Connection:
         try:
             subscription = await self._nc.subscribe(subject, queue, receive)
             if wait_until_registered:
-                await self.flush()
+                try:
+                    await self.flush()
+                except BaseException:
+                    await self._remove(subscription)  # the caller gets none, so it must not live on
+                    raise
         except errors.Error as error:
             raise BrokerError(f"{subject}: {_text(error)}") from error
         finally:
