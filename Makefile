@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test check docs lock clean
+.PHONY: help setup demo up test check parity docs lock clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -27,6 +27,9 @@ check: setup  ## format, lint, types, import rules, spelling, unit tests
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/codespell
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit
+
+parity: setup  ## ask headrace and vLLM's own server the same questions, write docs/parity.md (ten minutes)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.parity
 
 docs: setup  ## write the generated parts of docs/ again, after a change of messages or modules
 	$(BIN)/python scripts/protocol_tables.py

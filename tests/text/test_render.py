@@ -129,6 +129,7 @@ MISTAKES: list[tuple[Endpoint, Any]] = [
             {},
             {"prompt": ""},
             {"prompt": []},
+            {"prompt": ["x", ""]},
             {"prompt": 5},
             {"prompt": [-1]},
             {"prompt": "x", "suffix": "y"},
@@ -177,8 +178,6 @@ def test_a_mistake_gets_the_very_answer_of_vllms_server(
         ("chat.completions", {"ec_transfer_params": {"a": 1}}, "ec_transfer_params"),
         ("chat.completions", {"prompt_logprobs": 1}, "prompt_logprobs"),
         ("chat.completions", {"use_beam_search": True}, "use_beam_search"),
-        ("chat.completions", {"echo": True}, "echo"),
-        ("chat.completions", {"return_prompt_text": True}, "return_prompt_text"),
         (
             "chat.completions",
             {
@@ -189,7 +188,6 @@ def test_a_mistake_gets_the_very_answer_of_vllms_server(
             "messages",
         ),
         ("completions", {"prompt": "x", "echo": True, "logprobs": 1}, "echo"),
-        ("completions", {"prompt": "x", "echo": True, "truncate_prompt_tokens": 1}, "echo"),
         ("completions", {"prompt_embeds": "AAAA"}, "prompt_embeds"),
         ("completions", {"prompt": [5, 99999]}, "prompt"),
     ],

@@ -86,10 +86,6 @@ def check_supported(request: VllmRequest) -> None:
 
 
 def _check_chat(request: ChatCompletionRequest) -> None:
-    if request.echo:
-        raise BadRequestError("echo is not supported for chat completions", param="echo")
-    if request.return_prompt_text:
-        raise BadRequestError("return_prompt_text is not supported", param="return_prompt_text")
     if has_non_text_content(request.messages):
         raise BadRequestError(
             "only text content is supported: no images, audio, video or files", param="messages"
@@ -111,10 +107,6 @@ def _check_completion(request: CompletionRequest) -> None:
     if request.echo and request.logprobs is not None:
         # The prompt's own logprobs would be needed, and a pulled KV cache has none.
         raise BadRequestError("echo together with logprobs is not supported", param="echo")
-    if request.echo and request.truncate_prompt_tokens is not None:
-        raise BadRequestError(
-            "echo together with truncate_prompt_tokens is not supported", param="echo"
-        )
 
 
 def request_error(error: Exception) -> RequestError:

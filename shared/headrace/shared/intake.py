@@ -41,7 +41,8 @@ class Intake:
     """Takes deliveries from queues in order of priority, and runs `handle` for each as a task.
 
     `handle` owns the delivery: it acks, naks or terminates it, and lets only errors escape that must end
-    the process. `is_open` may close the intake while, say, the KV cache is full.
+    the process. `is_open` may close the intake while, say, the KV cache is full. `on_stop` is called once
+    nothing more is taken, while what was taken still runs.
     """
 
     def __init__(
@@ -52,12 +53,14 @@ class Intake:
         handle: Callable[[Delivery], Coroutine[Any, Any, None]],
         *,
         is_open: Callable[[], bool] = lambda: True,
+        on_stop: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
         self._broker = broker
         self._queues = tuple(queues)
         self._slots = slots
         self._handle = handle
         self._is_open = is_open
+        self._on_stop = on_stop
         self._takes: set[asyncio.Task[Delivery | None]] = set()
         self._jobs: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
@@ -84,6 +87,7 @@ class Intake:
                     self._takes.discard(take)
                     self._start(take)
             await self._end_takes()
+            await self._on_stop()
             if self._jobs:
                 await asyncio.wait(self._jobs, timeout=drain_timeout_s)
             self._raise_failure()
@@ -101,7 +105,7 @@ class Intake:
         lane needs; then the queues are asked in turn, and only the first is waited for, shortly.
         """
         waiting = {take.get_name() for take in self._takes}
-        if not self._is_open() or self._slots.free <= 0:
+        if _SWEEP in waiting or not self._is_open() or self._slots.free <= 0:
             return
         if self._slots.free >= len(self._queues):
             for queue in self._queues:
@@ -109,10 +113,8 @@ class Intake:
                     self._take(self._broker.take(queue, wait_s=LINGER_S), queue.consumer)
             return
         for take in self._takes:
-            if take.get_name() != _SWEEP:
-                take.cancel()
-        if _SWEEP not in waiting:
-            self._take(self._sweep(), _SWEEP)
+            take.cancel()
+        self._take(self._sweep(), _SWEEP)
 
     def _take(self, take: Coroutine[Any, Any, Delivery | None], name: str) -> None:
         self._takes.add(asyncio.create_task(take, name=name))

@@ -193,6 +193,15 @@ class PrefillFailed(Message, frozen=True, tag="prefill_failed.v1"):
     """Why."""
 
 
+class Handshake(Message, frozen=True, tag="handshake.v1"):
+    """Asks for a handoff of one token ID, to make NIXL's first contact with: decode → one prefill worker."""
+
+    decode_instance: str
+    """Who asks."""
+    contract: str
+    """Must equal the prefill worker's."""
+
+
 class OpenStream(Message, frozen=True, tag="open.v1"):
     """Claims a derender worker for one request: decode → the queue group `derender`."""
 

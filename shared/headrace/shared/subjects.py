@@ -123,6 +123,11 @@ def ctl(instance: str) -> str:
     return f"{ROOT}.ctl.worker.{instance}"
 
 
+def handshake(instance: str) -> str:
+    """First contact: decode → one prefill worker, which answers with a handoff of one token ID."""
+    return f"{ROOT}.ctl.handshake.{instance}"
+
+
 def cancel(tenant: str, request_id: str) -> str:
     """Cancel one request, whoever holds it."""
     return (

@@ -19,8 +19,11 @@ _BIG_ENDIAN = sys.byteorder == "big"
 def pack(token_ids: Iterable[int]) -> bytes:
     """Pack token IDs for the wire.
 
-    Raises: OverflowError for an ID outside 0 to 2**32 - 1.
+    Raises: OverflowError for an ID outside 0 to 2**32 - 1, TypeError for bytes: `array` would read them as
+    machine words, and not as one ID a byte.
     """
+    if isinstance(token_ids, bytes | bytearray | memoryview):
+        raise TypeError("expected token IDs, got bytes")
     packed = array("I", token_ids)
     if _BIG_ENDIAN:
         packed.byteswap()

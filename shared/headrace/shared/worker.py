@@ -30,8 +30,10 @@ from headrace.shared.workers import Beacon, WorkerTable
 
 logger = logging.getLogger(__name__)
 
-MAX_DELIVERIES = 3
+MAX_DELIVERIES = 5
 REDELIVERY_DELAY_S = 1.0
+HANDOVER_DELAY_S = 0.1
+"""For the takes of a worker that ends to be withdrawn, so that it does not get its own message back."""
 
 State = Literal["starting", "ready", "draining", "stopped"]
 
@@ -82,6 +84,13 @@ class Worker:
         if self._beacon is not None:
             await self._beacon.beat()
 
+    async def leave(self) -> None:
+        """Say goodbye, so that nobody has to wait for this worker to fall silent."""
+        try:
+            await self.enter("stopped")
+        except BrokerError as error:
+            logger.warning("goodbye not sent: %s", error, extra={"action": "goodbye_lost"})
+
     async def dead_letter(self, delivery: Delivery, reason: str) -> None:
         """Keep a message that can't be worked off for a person to look at, and take it off its queue."""
         letter = DeadLetter(
@@ -113,8 +122,14 @@ class Worker:
     ) -> None:
         """Run `work`, which acks; a message on which it fails comes again, and at last is put aside.
 
+        A message may also end the process that works on it: so what was delivered too often is not tried.
+
         Raises: EngineDeadError, which ends the worker; what it held is delivered to another one.
         """
+        if delivery.num_delivered > MAX_DELIVERIES:
+            await give_up(delivery)
+            await self.dead_letter(delivery, f"delivered {MAX_DELIVERIES} times and never settled")
+            return
         try:
             await work(delivery)
         except (EngineDeadError, asyncio.CancelledError):
@@ -142,7 +157,7 @@ class Worker:
     async def _give_back(self, delivery: Delivery) -> None:
         """Let another worker have the message at once; without a broker it comes after `ack_wait`."""
         try:
-            await delivery.nak()
+            await delivery.nak(HANDOVER_DELAY_S)
         except BrokerError as error:
             logger.warning(
                 "message on %s comes again only after ack_wait: %s",
@@ -220,7 +235,7 @@ async def joined(
         try:
             yield worker
         finally:
-            worker.state = "stopped"
+            await worker.leave()
             await beacon.stop()
             await worker.table.stop()
     finally:

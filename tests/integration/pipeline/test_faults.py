@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -20,6 +21,7 @@ from headrace.shared.broker import Received
 from headrace.shared.messages import Chunk, DeadLetter, Handoff, Job, Prompt, Terminal
 from headrace.shared.settings import EngineKind, Settings
 from headrace.shared.subjects import Lane, Role
+from headrace.shared.worker import MAX_DELIVERIES
 
 from .conftest import STAGES, Pipeline
 from .test_flow import expected_text
@@ -34,6 +36,7 @@ class Engines:
         self.prefill: list[FakePrefillEngine] = []
         self.decode: list[FakeDecodeEngine] = []
         self.hold_decode = False
+        self.poison_decode = False
 
 
 @pytest.fixture
@@ -47,6 +50,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> Engines:
     def build_decode(settings: Settings, engine: EngineKind) -> FakeDecodeEngine:
         built.decode.append(FakeDecodeEngine(settings))
         built.decode[-1].faults.hold = built.hold_decode
+        built.decode[-1].faults.die_next = built.poison_decode
         return built.decode[-1]
 
     monkeypatch.setattr(prefill_engines, "build", build_prefill)
@@ -350,3 +354,67 @@ async def test_rubbish_on_every_subject_is_put_aside_and_the_pipeline_serves_on(
         assert letter.payload in rubbish
     answer = await client.post("/v1/completions", json=completion(pipeline, "still here"))
     assert answer.json()["choices"][0]["text"] == expected_text("still here", 16)
+
+
+def handshakes(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [
+        record.worker  # type: ignore[attr-defined]
+        for record in caplog.records
+        if getattr(record, "action", "") == "handshake_done"
+    ]
+
+
+async def test_decode_shakes_hands_with_prefill_before_it_is_ready_and_gives_the_blocks_back(
+    pipeline: Pipeline, engines: Engines, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", logger="headrace.decode.peers"):
+        await pipeline.start(Role.PREFILL)
+        await pipeline.start(Role.DECODE)
+        assert handshakes(caplog) == [pipeline.heartbeat(Role.PREFILL).instance]
+    prefill = engines.prefill[0]
+    await prefill.wait_until(lambda stats: stats.num_blocks_free == prefill.info.num_blocks)
+
+
+async def test_a_prefill_worker_that_comes_later_is_greeted_too(
+    pipeline: Pipeline, engines: Engines, caplog: pytest.LogCaptureFixture
+) -> None:
+    await pipeline.start(Role.DECODE)
+    greeted = asyncio.Event()
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if getattr(record, "action", "") == "handshake_done":
+                greeted.set()
+
+    listener = Listener()
+    peers = logging.getLogger("headrace.decode.peers")
+    peers.addHandler(listener)
+    try:
+        with caplog.at_level("INFO", logger="headrace.decode.peers"):
+            await pipeline.start(Role.PREFILL)
+            await greeted.wait()
+    finally:
+        peers.removeHandler(listener)
+
+
+async def test_a_job_that_ends_its_worker_each_time_is_put_aside_and_answered(
+    pipeline: Pipeline, client: httpx.AsyncClient, engines: Engines
+) -> None:
+    """A few decode workers die of it; the next one does not try, and serves on."""
+    await pipeline.start(Role.GATEWAY, Role.RENDER, Role.PREFILL, Role.DERENDER)
+    engines.poison_decode = True
+    request = asyncio.create_task(
+        client.post("/v1/completions", json=completion(pipeline, "poison"))
+    )
+    num_workers = 0
+    while not request.done():
+        (worker,) = await pipeline.start(Role.DECODE)
+        num_workers += 1
+        await asyncio.wait({worker.task, request}, return_when=asyncio.FIRST_COMPLETED)
+    assert 2 <= num_workers <= MAX_DELIVERIES + 1
+    for engine in engines.decode:
+        engine.faults.die_next = False
+    answer = await request
+    assert answer.status_code == 500
+    good = await client.post("/v1/completions", json=completion(pipeline, "good"))
+    assert good.json()["choices"][0]["text"] == expected_text("good", 16)

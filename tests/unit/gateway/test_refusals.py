@@ -17,7 +17,7 @@ async def test_a_body_that_is_no_json_is_refused_as_vllm_does(gateway):
     assert answer.status == 400
     assert answer.error == {
         "message": "1 validation error:\n  {'type': 'json_invalid', 'loc': 'body.10', 'msg':"
-        " 'JSON decode error', 'input': {}, 'ctx': {'error': 'Expecting value'}}",
+        " 'JSON decode error', 'input': '<dict of 0 items>', 'ctx': {'error': 'Expecting value'}}",
         "type": "Bad Request",
         "param": "body.10",
         "code": 400,
@@ -29,10 +29,12 @@ async def test_a_body_that_is_no_json_is_refused_as_vllm_does(gateway):
     ("body", "word", "param"),
     [
         (b"", "Field required", "body"),
-        (b"[1]", "valid dictionary", "body"),
+        (b"null", "Field required", "body"),
+        (b"[1]", "'input': '<list of 1 items>'", "body"),
+        (b'"' + b"x" * 300 + b'"', "x" * 200 + "...[truncated]'", "body"),
         (b'"text"', "valid dictionary", "body"),
-        (b'{"model": 5}', "valid string", "body.model"),
-        (b'{"stream": "perhaps"}', "valid boolean", "body.stream"),
+        (b'{"model": {}}', "'input': '<dict of 0 items>'", "body.model"),
+        (b'{"stream": "perhaps"}', "'input': 'perhaps'", "body.stream"),
         (b'{"stream": []}', "valid boolean", "body.stream"),
         (b'{"model": "m"} x', "Extra data", "body.15"),
         (b'{"a":' + b"[" * 900, "error", "body.905"),
@@ -103,7 +105,7 @@ async def test_an_unknown_model_is_a_404_as_in_vllm(gateway):
     answer = await gateway.post(model="x").end()
     assert answer.status == 404
     assert answer.error == {
-        "message": "The model `x` does not exist.",
+        "message": "The model `x` does not exist. Valid aliases: m.",
         "type": "NotFoundError",
         "param": "model",
         "code": 404,

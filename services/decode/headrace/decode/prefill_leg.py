@@ -49,10 +49,12 @@ class PrefillLeg:
         self._margin_s = margin_s
         self._now = now
         self._waiting: dict[str, asyncio.Future[Handoff | PrefillFailed]] = {}
+        self._tasks: dict[str, PrefillTask] = {}
         self._releases: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Subscribe to this worker's own reply subject."""
+        self._worker.broker.on_reconnect(self._publish_again)
         await self._worker.broker.subscribe(subjects.kv(self._worker.instance), self._on_answer)
 
     @property
@@ -87,9 +89,8 @@ class PrefillLeg:
         answer: asyncio.Future[Handoff | PrefillFailed] = asyncio.get_running_loop().create_future()
         self._waiting[task.task_id] = answer
         try:
-            await self._worker.broker.publish_durable(
-                subjects.prefill(self._worker.slug), wire.encode(task), message_id=task.task_id
-            )
+            self._tasks[task.task_id] = task
+            await self._publish(task)
             result = await self._answer(answer, task)
         except asyncio.CancelledError:
             if answer.done() and not answer.cancelled():
@@ -97,6 +98,7 @@ class PrefillLeg:
             raise
         finally:
             self._waiting.pop(task.task_id, None)
+            self._tasks.pop(task.task_id, None)
         if isinstance(result, PrefillFailed):
             raise error_of(result.failure)
         try:
@@ -125,6 +127,16 @@ class PrefillLeg:
     def release(self, handoff: Handoff) -> None:
         """Give a handoff back that will not be pulled, so that prefill frees its blocks."""
         self._give_back(handoff)
+
+    async def _publish(self, task: PrefillTask) -> None:
+        await self._worker.broker.publish_durable(
+            subjects.prefill(self._worker.slug), wire.encode(task), message_id=task.task_id
+        )
+
+    async def _publish_again(self) -> None:
+        """A restarted broker has lost the queue, which is in memory; the message ID keeps one that has not."""
+        for task in list(self._tasks.values()):
+            await self._publish(task)
 
     async def _answer(
         self, answer: asyncio.Future[Handoff | PrefillFailed], task: PrefillTask

@@ -11,6 +11,7 @@ from typing import Any
 from headrace.decode import engine as engines
 from headrace.decode.frames import FrameLink
 from headrace.decode.handler import DecodeHandler, Stopwatch
+from headrace.decode.peers import Peers
 from headrace.decode.prefill_leg import PrefillLeg
 from headrace.decode.prefix_index import PrefixIndex
 from headrace.decode.stream import Stream
@@ -60,20 +61,20 @@ async def run(settings: Settings, *, engine: EngineKind, stop: asyncio.Event) ->
 
     Raises: EngineDeadError when the engine can't start or dies.
     """
-    async with joined(
-        settings,
-        Role.DECODE,
-        model=served_name(settings),
-        contract=contract(settings, engine=engine),
-        slots=settings.decode.slots,
-    ) as worker:
-        decode_engine = engines.build(settings, engine)
-        try:
-            info = await decode_engine.start()
+    decode_engine = engines.build(settings, engine)
+    try:
+        info = await decode_engine.start()  # before any connection: a forked engine inherits sockets
+        async with joined(
+            settings,
+            Role.DECODE,
+            model=served_name(settings),
+            contract=contract(settings, engine=engine),
+            slots=settings.decode.slots,
+        ) as worker:
             service = DecodeService(settings, worker, decode_engine, info)
             await guarded(service.serve(stop), watch_engine(decode_engine))
-        finally:
-            await decode_engine.shutdown()
+    finally:
+        await decode_engine.shutdown()
 
 
 class DecodeService:
@@ -97,6 +98,7 @@ class DecodeService:
             timeout_s=self._settings.prefill_timeout_s,
             margin_s=self._settings.handoff_margin_s,
         )
+        self._peers = Peers(worker, engine)
         self._handler = DecodeHandler(
             engine,
             self._leg,
@@ -116,14 +118,18 @@ class DecodeService:
             queues,
             self._slots,
             lambda delivery: self._worker.settle(delivery, self._work, self._give_up),
+            on_stop=lambda: self._worker.enter("draining"),
         )
-        links = asyncio.create_task(self._watch_links())
+        await self._peers.greet_all()
+        watching = [
+            asyncio.create_task(self._watch_links()),
+            asyncio.create_task(self._peers.run()),
+        ]
         try:
             await self._worker.enter("ready")
             await intake.run(stop, drain_timeout_s=self._settings.drain_timeout_s)
-            await self._worker.enter("draining")
         finally:
-            for task in [links, *(task for _, task in self._links.values())]:
+            for task in [*watching, *(task for _, task in self._links.values())]:
                 task.cancel()
 
     async def _work(self, delivery: Delivery) -> None:

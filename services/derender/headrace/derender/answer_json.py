@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-# Fields stand in the order of the model's definition, and an ID holds no quote.
-_CREATED = re.compile(r'\A(\{"id":"[^"]*","object":"[^"]*","created":)\d+')
+# Fields stand in the order of the model's definition. The client may have chosen the ID, quotes and all.
+_CREATED = re.compile(r'\A(\{"id":"(?:[^"\\]|\\.)*","object":"[^"]*","created":)\d+')
 _RANDOM_ID = re.compile(r"[0-9a-f]{16,32}\Z|\A[A-Za-z0-9]{9}\Z")
 
 

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
 from headrace.derender.renderer import AnswerStream
 from headrace.shared import token_ids
-from headrace.shared.errors import RequestError
+from headrace.shared.errors import RequestError, WireError
 from headrace.shared.messages import Chunk, Job, StreamEnd, Terminal, Tokens
 from headrace.shared.openai_errors import error_of
 from headrace.shared.worker import terminal_of
 
 RESYNC_S = 0.5
+TOKEN_ID_S = 60e-6
+"""CPU of a token ID, until the stream's own is known, and of a token ID of a whole answer at its close."""
+ENTRY_S = 50e-6
+"""CPU of an entry apart from its token IDs: its message."""
+PROMPT_ID_S = 1e-6
+"""CPU of the first token ID, a token ID of the prompt: parsers look into it, detokenizers decode it."""
+OPEN_PROMPT_ID_S = 0.2e-6
+"""CPU of opening an answer, a token ID of the prompt."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,11 +31,29 @@ class Step:
     """What one entry brought about."""
 
     chunk: Chunk | None = None  #: to publish
-    stopped: int | None = None  #: the choice in which a stop string was found
+    stopped: int | None = None  #: a choice that a stop string has ended, and decode still generates
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Worked:
+    """What some entries brought about."""
+
+    steps: list[Step] = field(default_factory=list)  #: of those up to the gap or the error
+    has_gap: bool = False  #: an entry is missing
+    error: RequestError | WireError | None = None  #: the answer can't be made from these token IDs
+
+
+def open_s(job: Job) -> float:
+    """Return about how much CPU it takes to open this job's answer."""
+    return OPEN_PROMPT_ID_S * _num_prompt_ids(job)
+
+
+def _num_prompt_ids(job: Job) -> int:
+    return sum(token_ids.count(prompt.token_ids) for prompt in job.prompts)
 
 
 class StreamHandler:
-    """Feeds one answer. Entries must come in order; a gap is reported, a repeated entry ignored."""
+    """Feeds one answer. Not for two threads at once. Entries must come in order; a gap is reported, a repeated entry ignored."""
 
     def __init__(
         self,
@@ -47,9 +73,31 @@ class StreamHandler:
         self._clock = clock
         self._cpu = cpu
         self._cpu_s = 0.0
+        self._token_id_s = TOKEN_ID_S
+        self._num_fed = 0
         self._seq = 0
         self._resync_at = 0.0
+        self._stopped: set[int] = set()
         self._closed: tuple[Chunk | None, Terminal] | None = None
+
+    def work_off_s(self, entries: Sequence[Tokens]) -> float:
+        """Return about how much CPU these entries will take."""
+        num = sum(token_ids.count(entry.token_ids) for entry in entries)
+        first = 0.0 if self.next_index else PROMPT_ID_S * _num_prompt_ids(self.job)
+        return first + len(entries) * ENTRY_S + num * self._token_id_s
+
+    def work_off(self, entries: Sequence[Tokens]) -> Worked:
+        """Feed those of these entries that are next, up to a gap or an error."""
+        steps: list[Step] = []
+        for entry in entries:
+            if entry.index > self.next_index:
+                return Worked(steps=steps, has_gap=True)
+            if entry.index == self.next_index:
+                try:
+                    steps.append(self.feed(entry))
+                except (RequestError, WireError) as error:
+                    return Worked(steps=steps, error=error)
+        return Worked(steps=steps)
 
     def feed(self, entry: Tokens) -> Step:
         """Take the next entry, whose index must be `next_index`.
@@ -58,16 +106,24 @@ class StreamHandler:
         """
         self.next_index += 1
         started = self._cpu()
+        new_ids = token_ids.unpack(entry.token_ids)
         fed = self._answer.feed(
             entry.choice,
-            token_ids.unpack(entry.token_ids),
+            new_ids,
             finish_reason=entry.finish_reason,
             stop_reason=entry.stop_reason,
             logprobs=entry.logprobs,
         )
-        self._cpu_s += self._cpu() - started
+        taken = self._cpu() - started
+        self._cpu_s += taken
+        if new_ids:
+            self._num_fed += len(new_ids)
+            self._token_id_s = taken / len(new_ids)
+        if fed.stopped:
+            self._stopped.add(entry.choice)
         chunk = self._chunk(fed.chunks) if fed.chunks else None
-        return Step(chunk=chunk, stopped=entry.choice if fed.stopped else None)
+        goes_on = entry.choice in self._stopped and entry.finish_reason is None
+        return Step(chunk=chunk, stopped=entry.choice if goes_on else None)
 
     def wants_resync(self) -> bool:
         """Return whether to ask for the missing entries now: once a gap, and again after `RESYNC_S`."""
@@ -76,6 +132,10 @@ class StreamHandler:
             return False
         self._resync_at = now
         return True
+
+    def close_s(self) -> float:
+        """Return about how much CPU the close will take: a whole answer is parsed there."""
+        return 0.0 if self.job.stream else self._num_fed * TOKEN_ID_S
 
     def close(self, end: StreamEnd) -> tuple[Chunk | None, Terminal]:
         """Return the last chunk message, if any, and the terminal; the same again when asked again.

@@ -16,12 +16,14 @@ from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.inputs import tokens_input
+from vllm.renderers.chat_utils import ConversationMessage
 from vllm.sampling_params import SamplingParams
 
 from headrace.derender.answer import Results, StreamedAnswer, WholeAnswer
 from headrace.derender.renderer import AnswerStream
 from headrace.engine import vllm_request, vllm_text
 from headrace.engine.vllm_outputs import Outputs, PromptParams
+from headrace.engine.vllm_request import VllmRequest
 from headrace.engine.vllm_text import TextStack
 from headrace.shared import token_ids as packed
 from headrace.shared.contract import contract
@@ -74,7 +76,6 @@ class _Server:
             "assistant",
             online_renderer=stack.online_renderer,
             reasoning_parser=stack.reasoning_parser,
-            enable_prompt_tokens_details=True,
             **stack.frontend,
         )
         self.completion = OpenAIServingCompletion(
@@ -82,7 +83,6 @@ class _Server:
             models,
             online_renderer=stack.online_renderer,
             request_logger=None,
-            enable_prompt_tokens_details=True,
         )
         # vLLM's own would differ between render, prefill and decode; the contract is what they share.
         self.chat.system_fingerprint = self.completion.system_fingerprint = (
@@ -92,26 +92,31 @@ class _Server:
     def open(self, job: Job) -> AnswerStream:
         request = vllm_request.parse(job.endpoint, job.body)
         if isinstance(request, ChatCompletionRequest):
-            prompts = [_prompt_params(job, 0, None)]
-            return self._open_chat(job, request, prompts)
+            conversation, text = self._templated(request)
+            prompts = [_prompt_params(job, 0, text)]
+            return self._open_chat(job, request, prompts, conversation)
         texts = self._echoed(request, job)
         prompts = [_prompt_params(job, index, text) for index, text in enumerate(texts)]
         return self._open_completion(job, request, prompts)
 
     def _open_chat(
-        self, job: Job, request: ChatCompletionRequest, prompts: list[PromptParams]
+        self,
+        job: Job,
+        request: ChatCompletionRequest,
+        prompts: list[PromptParams],
+        conversation: list[ConversationMessage],
     ) -> AnswerStream:
         template_kwargs = self.chat._effective_chat_template_kwargs(request)
         parser = None
         if self.chat.parser_cls is not None:
             parser = self.chat._make_parser(request, self.tokenizer, template_kwargs)
         self._adjust(request, prompts[0].token_ids)
-        request_id = f"chatcmpl-{job.request_id}"
+        request_id = f"chatcmpl-{_public_id(request, job)}"
         outputs = Outputs(self.tokenizer, prompts, job.n)
         common: tuple[Any, ...] = (
             request_id,
             job.model,
-            [],
+            conversation,
             self.tokenizer,
             RequestResponseMetadata(request_id=request_id),
         )
@@ -127,7 +132,7 @@ class _Server:
     def _open_completion(
         self, job: Job, request: CompletionRequest, prompts: list[PromptParams]
     ) -> AnswerStream:
-        request_id = f"cmpl-{job.request_id}"
+        request_id = f"cmpl-{_public_id(request, job)}"
         outputs = Outputs(self.tokenizer, prompts, job.n)
         metadata = RequestResponseMetadata(request_id=request_id)
         results = Results(indexed=True)
@@ -165,6 +170,7 @@ class _Server:
         Parsers read what rendering wrote into it; vLLM skips the rest when the prompt's IDs come along.
         """
         request.kv_transfer_params = {"prompt_token_ids": list(prompt_token_ids)}
+        echo, request.echo = request.echo, False  # with it, vLLM would not take the IDs
         try:
             result = vllm_request.run_now(self.stack.online_renderer.render_chat(request))
         except Exception as error:
@@ -172,15 +178,48 @@ class _Server:
         if isinstance(result, ErrorResponse):
             raise vllm_request.response_error(result)
         request.kv_transfer_params = None
+        request.echo = echo
+
+    def _templated(
+        self, request: ChatCompletionRequest
+    ) -> tuple[list[ConversationMessage], str | None]:
+        """Return the messages and the text that the template made of them, where the answer repeats either."""
+        if not (request.echo or request.return_prompt_text):
+            return [], None
+        frontend = self.stack.frontend
+        tools = None if request.tools is None else [tool.model_dump() for tool in request.tools]
+        params = request.build_chat_params(
+            frontend["chat_template"], frontend["chat_template_content_format"]
+        ).with_defaults(
+            {**(frontend["default_chat_template_kwargs"] or {}), "tools": tools, "tokenize": False}
+        )
+        conversation, prompt = self.stack.renderer.render_messages(request.messages, params)
+        return conversation, self._tokenized_part(request, prompt["prompt"])
 
     def _echoed(self, request: CompletionRequest, job: Job) -> list[str | None]:
         """Return the text of each prompt where the answer repeats it, else None for each."""
         if not request.echo:
             return [None] * len(job.prompts)
-        given = [request.prompt] if isinstance(request.prompt, str) else request.prompt or []
-        if all(isinstance(prompt, str) for prompt in given) and len(given) == len(job.prompts):
-            return [str(prompt) for prompt in given]
-        return [self.tokenizer.decode(packed.unpack(prompt.token_ids)) for prompt in job.prompts]
+        given: Any = request.prompt or []
+        if isinstance(given, str) or isinstance(given[0], int):
+            given = [given]
+        return [
+            self._tokenized_part(request, prompt)
+            if isinstance(prompt, str)
+            else self.tokenizer.decode(prompt)
+            for prompt in given
+        ]
+
+    def _tokenized_part(self, request: VllmRequest, text: str) -> str:
+        """Return what is left of a text that truncation cuts before it is tokenized."""
+        params = request.build_tok_params(self.stack.model_config)
+        kept: str = params.apply_pre_tokenization(self.tokenizer, {"prompt": text})["prompt"]
+        return kept
+
+
+def _public_id(request: VllmRequest, job: Job) -> str:
+    """Return what the answer's `id` is made of: the client's `request_id`, if the body has one."""
+    return request.request_id if "request_id" in request.model_fields_set else job.request_id
 
 
 def _prompt_params(job: Job, index: int, text: str | None) -> PromptParams:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from headrace.derender import renderer as renderers
-from headrace.derender.handler import StreamHandler
+from headrace.derender.handler import StreamHandler, open_s
 from headrace.derender.renderer import Derenderer
 from headrace.shared import subjects, wire
 from headrace.shared.broker import Received, Subscription
@@ -24,6 +28,7 @@ from headrace.shared.messages import (
     Chunk,
     Credit,
     Frame,
+    Job,
     OpenStream,
     Resync,
     StopChoice,
@@ -52,8 +57,15 @@ SWEEP_S = 5.0
 ORPHAN_GRACE_S = 30.0
 """A stream is dropped so long after its deadline, should its decode worker never end it."""
 MAX_DONE_REMEMBERED = 10_000
+LONG_STEP_S = 0.005
+"""What may take more CPU than this leaves the event loop."""
+LONG_STEP_THREADS = 2
+"""So many, as one may be long at work; each more takes the interpreter from the event loop for 5 ms a turn."""
+MAX_ENTRIES_A_STEP = 64
+"""Messages that one long step may bring about: they are published at one go."""
 
 StreamKey = tuple[str, int]
+T = TypeVar("T")
 
 
 async def run(settings: Settings, *, engine: EngineKind, stop: asyncio.Event) -> None:
@@ -70,6 +82,9 @@ async def run(settings: Settings, *, engine: EngineKind, stop: asyncio.Event) ->
     ) as worker:
         derenderer = renderers.build(settings, engine)
         await derenderer.start()
+        # What was loaded stays. With vLLM a full collection would stop every stream for a third of a second.
+        gc.collect()
+        gc.freeze()
         try:
             await DerenderService(settings, worker, derenderer).serve(stop)
         finally:
@@ -88,6 +103,10 @@ class DerenderService:
         self._closing: dict[StreamKey, asyncio.Task[None]] = {}
         self._done: OrderedDict[StreamKey, None] = OrderedDict()
         self._frames: asyncio.Queue[Frame] = asyncio.Queue()
+        self._long: dict[StreamHandler, deque[Tokens | StreamEnd]] = {}
+        self._long_tasks: set[asyncio.Task[None]] = set()
+        self._threads = ThreadPoolExecutor(LONG_STEP_THREADS, thread_name_prefix="derender-step")
+        self._num_opening = 0
         self._replies: set[asyncio.Task[None]] = set()
         self._credited: dict[str, int] = {}
         self._seen: dict[str, int] = {}
@@ -104,16 +123,21 @@ class DerenderService:
         )
         broker.on_reconnect(self._replay)
         await self._worker.enter("ready")
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(self._work_off()),
-                group.create_task(self._give_credits()),
-                group.create_task(self._sweep()),
-            ]
-            await stop.wait()
-            await self._drain(opens)
-            for task in tasks:
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(self._work_off()),
+                    group.create_task(self._give_credits()),
+                    group.create_task(self._sweep()),
+                ]
+                await stop.wait()
+                await self._drain(opens)
+                for task in tasks:
+                    task.cancel()
+        finally:
+            for task in self._long_tasks:
                 task.cancel()
+            self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _drain(self, opens: Subscription) -> None:
         await opens.unsubscribe()
@@ -138,7 +162,7 @@ class DerenderService:
         instance = self._worker.instance
         try:
             request = wire.decode(received.payload, OpenStream)
-            self._accept(request)
+            await self._accept(request)
             answer: StreamOpened | StreamRefused = StreamOpened(derender_instance=instance)
         except RequestError as error:
             answer = StreamRefused(derender_instance=instance, failure=failure_of(error))
@@ -151,20 +175,33 @@ class DerenderService:
         except BrokerError as error:
             logger.warning("claim not answered: %s", error, extra={"action": "claim_lost"})
 
-    def _accept(self, request: OpenStream) -> None:
+    async def _accept(self, request: OpenStream) -> None:
         """Hold the stream. Raises: NoWorkerError when another worker should, RequestError when none can."""
         if request.job.contract != self._worker.contract:
             raise NoWorkerError(
                 f"the job's contract is {request.job.contract}, this derender worker's is "
                 f"{self._worker.contract}"
             )
-        if len(self._streams) >= self._settings.slots:
+        if len(self._streams) + self._num_opening >= self._settings.slots:
             raise NoWorkerError(f"all {self._settings.slots} streams are in use (derender.slots)")
-        key = (request.decode_instance, request.stream_id)
-        self._streams[key] = StreamHandler(
-            request.job, self._derenderer.open(request.job), instance=self._worker.instance
-        )
+        self._num_opening += 1
         self._empty.clear()
+        try:
+            stream = await self._opened(request.job)
+            self._streams[request.decode_instance, request.stream_id] = stream
+        finally:
+            self._num_opening -= 1
+            self._note_empty()
+
+    async def _opened(self, job: Job) -> StreamHandler:
+        answer = await self._run(open_s(job), self._derenderer.open, job)
+        return StreamHandler(job, answer, instance=self._worker.instance)
+
+    async def _run(self, expected_s: float, step: Callable[..., T], *args: object) -> T:
+        """Run a step that is expected to take so much CPU: a long one on a thread, beside the event loop."""
+        if expected_s <= LONG_STEP_S:
+            return step(*args)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, step, *args)
 
     def _on_frame(self, received: Received) -> None:
         try:
@@ -178,22 +215,31 @@ class DerenderService:
         The same entries give the same messages with the same numbers, so readers ignore what they have.
         """
         for key, stream in list(self._streams.items()):
-            if key not in self._closing:
-                self._streams[key] = StreamHandler(
-                    stream.job, self._derenderer.open(stream.job), instance=self._worker.instance
-                )
+            if key in self._closing:
+                continue
+            again = await self._opened(stream.job)
+            if self._streams.get(key) is stream and key not in self._closing:
+                self._streams[key] = again
                 await self._tell(key[0], Resync(stream_id=key[1], index=0))
 
     async def _work_off(self) -> None:
-        """Work off the frames one by one: the order of a stream's messages is the order of its entries."""
+        """Work off the frames one by one: the order of a stream's messages is the order of its entries.
+
+        A long step of one stream leaves the loop, and what comes for that stream meanwhile waits behind it.
+        """
         while True:
             frame = await self._frames.get()
             decode = frame.decode_instance
+            by_stream: dict[int, list[Tokens | StreamEnd]] = {}
+            for item in (*frame.tokens, *frame.ends):
+                by_stream.setdefault(item.stream_id, []).append(item)
             try:
-                for entry in frame.tokens:
-                    await self._feed(decode, entry)
-                for end in frame.ends:
-                    await self._end(decode, end)
+                started = time.monotonic()
+                for stream_id, items in by_stream.items():
+                    await self._take((decode, stream_id), items)
+                    if time.monotonic() - started > LONG_STEP_S:
+                        await asyncio.sleep(0)
+                        started = time.monotonic()
             except BrokerError as error:
                 logger.warning("frame not worked off: %s", error, extra={"action": "frame_failed"})
                 continue
@@ -203,26 +249,65 @@ class DerenderService:
                 await self._credit(decode)
             await asyncio.sleep(0)
 
-    async def _feed(self, decode: str, entry: Tokens) -> None:
-        key = (decode, entry.stream_id)
+    async def _take(self, key: StreamKey, items: list[Tokens | StreamEnd]) -> None:
+        """Work off what a frame has for one stream, or put it behind what is at work."""
         stream = self._streams.get(key)
         if stream is None:
             await self._unknown(key)
             return
-        if entry.index < stream.next_index or key in self._failed:
+        waiting = self._long.get(stream)
+        if waiting is not None:
+            waiting.extend(items)
             return
-        if entry.index > stream.next_index:
-            await self._resync(key, stream)
+        queue = deque(items)
+        entries = [item for item in items if isinstance(item, Tokens)]
+        if stream.work_off_s(entries) <= LONG_STEP_S:
+            while queue:
+                await self._step(key, stream, queue)
             return
+        self._long[stream] = queue
+        task = asyncio.create_task(self._work_off_long(key, stream, queue))
+        self._long_tasks.add(task)
+        task.add_done_callback(self._long_tasks.discard)
+
+    async def _work_off_long(
+        self, key: StreamKey, stream: StreamHandler, queue: deque[Tokens | StreamEnd]
+    ) -> None:
+        """Work off one stream's queue; other streams go on while a step of it is on its thread."""
         try:
-            step = stream.feed(entry)
-        except (RequestError, WireError) as error:
-            await self._fail(key, stream, error)
+            while queue and self._streams.get(key) is stream:
+                await self._step(key, stream, queue)
+                await asyncio.sleep(0)
+        except BrokerError as error:
+            logger.warning("stream not worked off: %s", error, extra={"action": "frame_failed"})
+        finally:
+            del self._long[stream]
+
+    async def _step(
+        self, key: StreamKey, stream: StreamHandler, queue: deque[Tokens | StreamEnd]
+    ) -> None:
+        """Take from the queue what goes in one step, and publish what comes of it."""
+        entries: list[Tokens] = []
+        while queue and isinstance(queue[0], Tokens) and len(entries) < MAX_ENTRIES_A_STEP:
+            entries.append(queue.popleft())
+        if not entries:
+            await self._end(key, stream, queue.popleft())
+        elif key not in self._failed and key not in self._closing:
+            await self._feed(key, stream, entries)
+
+    async def _feed(self, key: StreamKey, stream: StreamHandler, entries: list[Tokens]) -> None:
+        worked = await self._run(stream.work_off_s(entries), stream.work_off, entries)
+        if self._streams.get(key) is not stream:
             return
-        if step.chunk is not None:
-            await self._publish(stream, step.chunk)
-        if step.stopped is not None:
-            await self._tell(decode, StopChoice(stream_id=entry.stream_id, choice=step.stopped))
+        for step in worked.steps:
+            if step.chunk is not None:
+                await self._publish(stream, step.chunk)
+            if step.stopped is not None:
+                await self._tell(key[0], StopChoice(stream_id=key[1], choice=step.stopped))
+        if worked.error is not None:
+            await self._fail(key, stream, worked.error)
+        elif worked.has_gap:
+            await self._resync(key, stream)
 
     async def _fail(self, key: StreamKey, stream: StreamHandler, error: Exception) -> None:
         """Token IDs that make no answer: stop every choice; the stream ends with this error."""
@@ -237,12 +322,8 @@ class DerenderService:
         for choice in range(len(stream.job.prompts) * stream.job.n):
             await self._tell(key[0], StopChoice(stream_id=key[1], choice=choice))
 
-    async def _end(self, decode: str, end: StreamEnd) -> None:
-        key = (decode, end.stream_id)
-        stream = self._streams.get(key)
-        if stream is None:
-            await self._unknown(key)
-        elif stream.next_index < end.num_entries and key not in self._failed:
+    async def _end(self, key: StreamKey, stream: StreamHandler, end: StreamEnd) -> None:
+        if stream.next_index < end.num_entries and key not in self._failed:
             await self._resync(key, stream)
         elif key not in self._closing:
             closing = asyncio.create_task(self._close(key, stream, end))
@@ -256,7 +337,7 @@ class DerenderService:
             chunk, terminal = None, stream.fail(end, failed)
         else:
             try:
-                chunk, terminal = stream.close(end)
+                chunk, terminal = await self._run(stream.close_s(), stream.close, end)
             except RequestError as error:
                 self._failed[key] = error
                 chunk, terminal = None, stream.fail(end, error)
@@ -340,5 +421,8 @@ class DerenderService:
     def _forget(self, key: StreamKey) -> None:
         self._streams.pop(key, None)
         self._failed.pop(key, None)
-        if not self._streams:
+        self._note_empty()
+
+    def _note_empty(self) -> None:
+        if not self._streams and not self._num_opening:
             self._empty.set()

@@ -12,6 +12,8 @@ import msgspec
 from headrace.gateway.errors import BodyTimeoutError, InvalidBodyError
 from headrace.shared.errors import PayloadTooLargeError
 
+MAX_INPUT_CHARS = 200  # of a wrong value that an error repeats
+
 _TRUE = frozenset({"true", "t", "yes", "y", "on", "1"})
 _FALSE = frozenset({"false", "f", "no", "n", "off", "0"})
 
@@ -75,19 +77,12 @@ def parse_body(body: bytes, content_type: str) -> RequestFields:
     try:
         fields = _decoder.decode(body)
     except msgspec.ValidationError:
-        raise _invalid(
-            _entry(
-                "model_attributes_type",
-                "body",
-                "Input should be a valid dictionary or object to extract fields from",
-            ),
-            param="body",
-        ) from None
+        raise _not_an_object(msgspec.json.decode(body)) from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise _json_error(body, error) from None
     if fields.model is not None and not isinstance(fields.model, str):
         raise _invalid(
-            _entry("string_type", "body.model", "Input should be a valid string"),
+            _entry("string_type", "body.model", "Input should be a valid string", fields.model),
             param="body.model",
         )
     return RequestFields(model=fields.model or None, stream=_as_bool(fields.stream))
@@ -104,8 +99,16 @@ def _as_bool(value: object) -> bool:
     if isinstance(value, str | int | float):
         kind, hint = "bool_parsing", ", unable to interpret input"
     raise _invalid(
-        _entry(kind, "body.stream", f"Input should be a valid boolean{hint}"), param="body.stream"
+        _entry(kind, "body.stream", f"Input should be a valid boolean{hint}", value),
+        param="body.stream",
     )
+
+
+def _not_an_object(value: object) -> InvalidBodyError:
+    if value is None:
+        return _invalid(_entry("missing", "body", "Field required", None), param="body")
+    message = "Input should be a valid dictionary or object to extract fields from"
+    return _invalid(_entry("model_attributes_type", "body", message, value), param="body")
 
 
 def _json_error(body: bytes, error: Exception) -> InvalidBodyError:
@@ -122,11 +125,16 @@ def _json_error(body: bytes, error: Exception) -> InvalidBodyError:
     return _invalid(detail, param=loc)
 
 
-def _entry(kind: str, loc: str, msg: str, *value: object) -> dict[str, object]:
-    entry: dict[str, object] = {"type": kind, "loc": loc, "msg": msg}
-    if value:  # what the client sent is not sent back, except where it is a constant
-        entry["input"] = value[0]
-    return entry
+def _entry(kind: str, loc: str, msg: str, value: object) -> dict[str, object]:
+    return {"type": kind, "loc": loc, "msg": msg, "input": _summary(value)}
+
+
+def _summary(value: object) -> str:
+    """Return what the client sent in the form, and up to the length, in which vLLM sends it back."""
+    if isinstance(value, list | dict):
+        return f"<{type(value).__name__} of {len(value)} items>"
+    text = str(value)
+    return text if len(text) <= MAX_INPUT_CHARS else text[:MAX_INPUT_CHARS] + "...[truncated]"
 
 
 def _invalid(detail: object, *, param: str | None = None) -> InvalidBodyError:

@@ -46,7 +46,10 @@ def resolve_model(workers: Workers, name: str | None) -> str:
             )
         return next(iter(models))
     if name not in models:
-        raise ModelNotFoundError(f"The model `{name}` does not exist.", param="model")
+        raise ModelNotFoundError(
+            f"The model `{name}` does not exist. Valid aliases: {', '.join(models)}.",
+            param="model",
+        )
     return name
 
 

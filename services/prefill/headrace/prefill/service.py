@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+import uuid
 
 from headrace.engine.interface import EngineInfo, PrefillEngine, watch_engine
 from headrace.prefill import engine as engines
 from headrace.prefill.handler import PrefillHandler
 from headrace.shared import subjects, wire
-from headrace.shared.broker import Delivery, WorkQueue
+from headrace.shared.broker import Delivery, Received, WorkQueue
 from headrace.shared.contract import contract, served_name
 from headrace.shared.errors import (
+    BrokerError,
     CancelledRequestError,
     EngineRequestError,
     MalformedMessageError,
@@ -19,15 +22,17 @@ from headrace.shared.errors import (
     WireError,
 )
 from headrace.shared.intake import Intake, Slots, guarded
-from headrace.shared.messages import Handoff, PrefillFailed, PrefillTask
+from headrace.shared.messages import Handoff, Handshake, PrefillFailed, PrefillTask
 from headrace.shared.openai_errors import failure_of
 from headrace.shared.settings import EngineKind, Settings
 from headrace.shared.subjects import Role
+from headrace.shared.token_ids import pack, prompt_hash
 from headrace.shared.worker import Worker, joined
 
 logger = logging.getLogger(__name__)
 
 LEASE_POLL_S = 0.25
+HANDSHAKE_TOKEN_IDS = pack([0])
 
 
 async def run(settings: Settings, *, engine: EngineKind, stop: asyncio.Event) -> None:
@@ -35,20 +40,20 @@ async def run(settings: Settings, *, engine: EngineKind, stop: asyncio.Event) ->
 
     Raises: EngineDeadError when the engine can't start or dies.
     """
-    async with joined(
-        settings,
-        Role.PREFILL,
-        model=served_name(settings),
-        contract=contract(settings, engine=engine),
-        slots=settings.prefill.slots,
-    ) as worker:
-        prefill_engine = engines.build(settings, engine)
-        try:
-            info = await prefill_engine.start()
+    prefill_engine = engines.build(settings, engine)
+    try:
+        info = await prefill_engine.start()  # before any connection: a forked engine inherits sockets
+        async with joined(
+            settings,
+            Role.PREFILL,
+            model=served_name(settings),
+            contract=contract(settings, engine=engine),
+            slots=settings.prefill.slots,
+        ) as worker:
             service = PrefillService(settings, worker, prefill_engine, info)
             await guarded(service.serve(stop), watch_engine(prefill_engine))
-        finally:
-            await prefill_engine.shutdown()
+    finally:
+        await prefill_engine.shutdown()
 
 
 class PrefillService:
@@ -63,7 +68,7 @@ class PrefillService:
         self._info = info
         self._slots = Slots(worker.slots)
         self._num_prefilled = 0
-        self._last_expiry = 0.0
+        self._handshakes: set[asyncio.Task[None]] = set()
         self._handler = PrefillHandler(
             engine, info, instance=worker.instance, contract=worker.contract
         )
@@ -71,16 +76,19 @@ class PrefillService:
 
     async def serve(self, stop: asyncio.Event) -> None:
         """Take tasks until `stop`, then drain."""
+        await self._worker.broker.subscribe(
+            subjects.handshake(self._worker.instance), self._on_handshake
+        )
         intake = Intake(
             self._worker.broker,
             [WorkQueue.prefill(self._worker.slug)],
             self._slots,
             lambda delivery: self._worker.settle(delivery, self._work, self._give_up),
             is_open=self._has_room,
+            on_stop=lambda: self._worker.enter("draining"),
         )
         await self._worker.enter("ready")
         await intake.run(stop, drain_timeout_s=self._settings.drain_timeout_s)
-        await self._worker.enter("draining")
         await self._wait_for_leases()
 
     def _has_room(self) -> bool:
@@ -100,6 +108,39 @@ class PrefillService:
                 extra={"action": "prefill_drain_timeout"},
             )
 
+    def _on_handshake(self, received: Received) -> None:
+        answer = asyncio.create_task(self._shake_hands(received))
+        self._handshakes.add(answer)
+        answer.add_done_callback(self._handshakes.discard)
+
+    async def _shake_hands(self, received: Received) -> None:
+        """Answer with a handoff of one token ID, whose blocks the other side gives back at once."""
+        try:
+            request = wire.decode(received.payload, Handshake)
+        except WireError as error:
+            logger.warning(
+                "unreadable handshake: %s", error, extra={"action": "handshake_unreadable"}
+            )
+            return
+        now = time.time()
+        task = PrefillTask(
+            task_id=f"handshake-{uuid.uuid4().hex}",
+            request_id="handshake",
+            tenant="headrace",
+            decode_instance=request.decode_instance,
+            published=now,
+            expires=now + self._info.lease_s,
+            contract=request.contract,
+            token_ids=HANDSHAKE_TOKEN_IDS,
+            prompt_hash=prompt_hash(HANDSHAKE_TOKEN_IDS),
+        )
+        try:
+            await self._worker.broker.respond(received, wire.encode(await self._answer(task)))
+        except BrokerError as error:
+            logger.warning(
+                "handshake not answered: %s", error, extra={"action": "handshake_lost"}
+            )
+
     async def _work(self, delivery: Delivery) -> None:
         try:
             task = wire.decode(delivery.payload, PrefillTask)
@@ -108,6 +149,7 @@ class PrefillService:
             return
         async with delivery.keep_alive():
             answer = await self._answer(task)
+            self._num_prefilled += isinstance(answer, Handoff)
             await self._worker.broker.publish(
                 subjects.kv(task.decode_instance), wire.encode(answer)
             )
@@ -125,7 +167,6 @@ class PrefillService:
             return self._failed(
                 task, error if isinstance(error, RequestError) else EngineRequestError(str(error))
             )
-        self._num_prefilled += 1
         logger.info(
             "prefill done",
             extra={

@@ -26,6 +26,10 @@ from headrace.shared.settings import Settings
 
 T = TypeVar("T")
 
+# A prompt without a token ID gets other words from vLLM's render code than from its server.
+_EMPTY = "No token_ids rendered"
+_EMPTY_IN_VLLMS_SERVER = "The decoder prompt cannot be empty"
+
 
 class VllmRenderer:
     """A `Renderer` that runs vLLM's render code on a thread of its own.
@@ -88,6 +92,8 @@ class _Pipeline:
         else:
             result = await self._serving.render_completion_request(request)
         if isinstance(result, ErrorResponse):
+            if result.error.message == _EMPTY:
+                result.error.message = _EMPTY_IN_VLLMS_SERVER
             raise vllm_request.response_error(result)
         generates = result if isinstance(result, list) else [result]
         return Rendered(

