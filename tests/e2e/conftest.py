@@ -23,7 +23,28 @@ from headrace.shared import settings as settings_module
 
 MODEL = "smollm2-135m-instruct"
 MAX_TOKENS = 12
-LENGTHS = [5, 6, 8, 13, 21, 34, 55, 89, 127, 128, 129, 144, 200, 256, 300, 377, 610, 987, 1597, 3000]
+LENGTHS = [
+    5,
+    6,
+    8,
+    13,
+    21,
+    34,
+    55,
+    89,
+    127,
+    128,
+    129,
+    144,
+    200,
+    256,
+    300,
+    377,
+    610,
+    987,
+    1597,
+    3000,
+]
 TEXT = (
     "The river rises in the hills and runs to the sea. A mill stands where the valley is narrow, and its "
     "wheel turns day and night. The miller counts the sacks, the carter waits with his horse, and children "
@@ -122,9 +143,7 @@ def expected(model_folder: Path, prompts: list[list[int]]) -> list[list[int]]:
 
 def complete(stack: Stack, prompt: list[int]) -> list[int]:
     """Return the token IDs of the greedy answer, asked for through the OpenAI SDK."""
-    client = openai.OpenAI(
-        base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=120
-    )
+    client = openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=120)
     answer = client.completions.create(
         model=MODEL,
         prompt=prompt,
@@ -136,7 +155,9 @@ def complete(stack: Stack, prompt: list[int]) -> list[int]:
     return token_ids
 
 
-def reference_answers(model_folder: Path, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
+def reference_answers(
+    model_folder: Path, prompts: list[list[int]], max_tokens: int
+) -> list[list[int]]:
     """Return what one plain `AsyncLLM` answers to each prompt, greedily, in a process of its own."""
     script = Path(__file__).with_name("reference.py")
     done = subprocess.run(

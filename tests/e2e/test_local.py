@@ -1,4 +1,4 @@
-"""The real stack without prefill workers: the same answers, and nothing left when it is killed."""
+"""The real stack where decode prefills itself: the same answers, and nothing left when it is killed."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ KILL_DEADLINE_MS = 10_000
 
 @pytest.fixture(scope="module")
 def stack(home: Path, expected: list[list[int]]) -> Iterator[Stack]:
-    settings = {"up.prefill": "0", "decode.local_prefill_threshold": "inf"}
-    with running_stack(home, **settings) as stack:
+    with running_stack(home, **{"decode.local_prefill_threshold": "inf"}) as stack:
         yield stack
 
 
@@ -39,7 +38,9 @@ def descendants(ancestor: int) -> dict[int, str]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                parents[int(entry.name)] = int(
+                    (entry / "stat").read_text().rpartition(")")[2].split()[1]
+                )
                 commands[int(entry.name)] = (entry / "cmdline").read_bytes().decode()
             except OSError:
                 continue
@@ -51,19 +52,20 @@ def descendants(ancestor: int) -> dict[int, str]:
     return found
 
 
-def test_a_killed_supervisor_leaves_no_process(home: Path) -> None:
-    with running_stack(home) as stack:
-        left = descendants(stack.process.pid)
-        assert any("EngineCore" in command for command in left.values()), left
-        waits = select.poll()
-        ends = {os.pidfd_open(number): number for number in left}
-        for end in ends:
-            waits.register(end, select.POLLIN)
-        stack.process.send_signal(signal.SIGKILL)
-        while ends:
-            ended = waits.poll(KILL_DEADLINE_MS)
-            assert ended, f"still alive: {[left[number] for number in ends.values()]}"
-            for end, _ in ended:
-                waits.unregister(end)
-                os.close(end)
-                del ends[end]
+def test_a_killed_supervisor_leaves_no_process(stack: Stack) -> None:
+    """The last test of this stack."""
+    left = descendants(stack.process.pid)
+    engines = [command for command in left.values() if "EngineCore" in command]
+    assert len(engines) == 2, left
+    waits = select.poll()
+    ends = {os.pidfd_open(number): number for number in left}
+    for end in ends:
+        waits.register(end, select.POLLIN)
+    stack.process.send_signal(signal.SIGKILL)
+    while ends:
+        ended = waits.poll(KILL_DEADLINE_MS)
+        assert ended, f"still alive: {[left[number] for number in ends.values()]}"
+        for end, _ in ended:
+            waits.unregister(end)
+            os.close(end)
+            del ends[end]

@@ -16,6 +16,7 @@ from .conftest import LENGTHS, MAX_TOKENS, MODEL, TEXT, Stack, complete, running
 
 pytestmark = [pytest.mark.vllm, pytest.mark.e2e]
 
+
 @pytest.fixture(scope="module")
 def stack(home: Path, expected: list[list[int]]) -> Iterator[Stack]:
     """The reference engine has ended before the stack starts: one engine pair at a time."""
@@ -118,7 +119,18 @@ CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
         ({**CHAT, "temperature": "hot"}, 400),
         (b'{"model": "x", "messages": "' + b"x" * 10_000_000 + b'"}', 413),
     ],
-    ids=["no_json", "no_object", "model", "empty", "none", "role", "long", "negative", "type", "10mb"],
+    ids=[
+        "no_json",
+        "no_object",
+        "model",
+        "empty",
+        "none",
+        "role",
+        "long",
+        "negative",
+        "type",
+        "10mb",
+    ],
 )
 def test_bad_input_is_refused_in_openais_shape_and_the_stack_serves_on(
     stack: Stack, body: Any, status: int
