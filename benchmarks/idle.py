@@ -67,7 +67,9 @@ def main() -> None:
         used = {n: 100 * (cpu_s(n) - before[n]) / elapsed for n in numbers}
         for number, percent in sorted(used.items(), key=lambda item: -item[1]):
             print(f"{percent:6.2f} %  {name(number)}")
-        print(f"{sum(used.values()):6.2f} %  of one core, {len(numbers)} processes, {elapsed:.0f} s")
+        print(
+            f"{sum(used.values()):6.2f} %  of one core, {len(numbers)} processes, {elapsed:.0f} s"
+        )
     finally:
         stack.send_signal(signal.SIGINT)
         stack.wait()

@@ -1,4 +1,4 @@
-"""How long one call into an answer takes: what must not run on the event loop.
+"""How long one call into an answer takes, and how long the event loop waits while the service runs such calls.
 
 .venv/bin/python benchmarks/derender/blocking.py
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import tempfile
 import time
@@ -16,10 +17,12 @@ from typing import Any, TypeVar
 import workload
 from workload import CASES
 
+from headrace.derender.handler import StreamHandler, open_s
 from headrace.derender.renderer import Derenderer
+from headrace.derender.steps import Steps, StreamKey
 from headrace.engine import vllm_text
 from headrace.shared import token_ids as packed
-from headrace.shared.messages import Job
+from headrace.shared.messages import Job, StreamEnd, Tokens
 
 T = TypeVar("T")
 
@@ -54,6 +57,50 @@ def play(derenderer: Derenderer, job: Job, ids: list[int], a_feed: int) -> dict[
     return longest.ms
 
 
+async def longest_wait(derenderer: Derenderer, job: Job, ids: list[int], a_feed: int) -> float:
+    """Return how long the event loop waited at most, in ms of wall time, while one frame brought a whole answer."""
+    ended = asyncio.Event()
+    longest = 0.0
+
+    async def tick() -> None:
+        nonlocal longest
+        while not ended.is_set():
+            started = time.perf_counter()
+            await asyncio.sleep(0.001)
+            longest = max(longest, time.perf_counter() - started - 0.001)
+
+    async def feed(_: StreamKey, stream: StreamHandler, entries: list[Tokens], s: float) -> None:
+        worked = await steps.run(s, stream.work_off, entries)
+        if worked.error is not None:
+            raise worked.error
+
+    async def end(_: StreamKey, stream: StreamHandler, end: StreamEnd) -> None:
+        await steps.run(stream.close_s(), stream.close, end)
+        ended.set()
+
+    starts = range(0, len(ids), a_feed)
+    entries = [
+        Tokens(
+            stream_id=0,
+            index=index,
+            choice=0,
+            token_ids=packed.pack(ids[start : start + a_feed]),
+            finish_reason="stop" if start + a_feed >= len(ids) else None,
+        )
+        for index, start in enumerate(starts)
+    ]
+    steps = Steps(is_live=lambda *_: True, feed=feed, end=end)
+    async with asyncio.TaskGroup() as group:
+        steps.start(group)
+        group.create_task(tick())
+        answer = await steps.run(open_s(job), derenderer.open, job)
+        stream = StreamHandler(job, answer, instance="bench")
+        items = [*entries, StreamEnd(stream_id=0, num_entries=len(entries))]
+        await steps.take(("bench", 0), stream, items)
+    steps.close()
+    return longest * 1_000
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--case", choices=[case.name for case in CASES], action="append")
@@ -61,7 +108,9 @@ def main() -> None:
     args = parser.parse_args()
     rows = []
     kinds = ("open", "first feed", "feed", "last feed", "close")
-    print(f"{'longest call, CPU-ms':<54}" + "".join(f"{kind:>11}" for kind in kinds))
+    print(
+        f"{'longest call, CPU-ms':<54}" + "".join(f"{kind:>11}" for kind in kinds) + "  loop wait"
+    )
     with tempfile.TemporaryDirectory() as name:
         folder = workload.model_folder(Path(name))
         for case in CASES:
@@ -79,9 +128,10 @@ def main() -> None:
                         ms = play(derenderer, job, ids, a_feed)
                         what = "streamed" if stream else "whole"
                         title = f"{case.name}, {what}, prompt {prompt:,}, {a_feed:,} a feed"
-                        rows.append({"title": title, "ms": ms})
+                        wait = asyncio.run(longest_wait(derenderer, job, ids, a_feed))
+                        rows.append({"title": title, "ms": ms, "loop_waited_ms": wait})
                         cells = "".join(f"{ms.get(kind, 0.0):>11.1f}" for kind in kinds)
-                        print(f"{title:<54}{cells}", flush=True)
+                        print(f"{title:<54}{cells}{wait:>11.1f}", flush=True)
     if args.out is not None:
         args.out.write_text(json.dumps(rows, indent=1) + "\n")
 

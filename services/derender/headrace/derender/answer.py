@@ -14,7 +14,7 @@ from headrace.derender import answer_json
 from headrace.derender.renderer import Closed, Fed, Logprobs
 from headrace.engine.vllm_outputs import Indexed, Outputs
 from headrace.shared.errors import BadRequestError, EngineRequestError, RequestError
-from headrace.shared.messages import FinishReason, Job
+from headrace.shared.messages import FinishReason, Job, PromptLogprobs
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +79,7 @@ class _Answer:
         stop_reason: int | str | None,
         logprobs: Logprobs | None,
         num_cached_token_ids: int,
+        prompt_logprobs: PromptLogprobs | None,
     ) -> bool:
         """Give the generator what these IDs make; return whether a stop string was found."""
         if not 0 <= choice < self._outputs.num_choices:
@@ -96,6 +97,7 @@ class _Answer:
             stop_reason=stop_reason,
             logprobs=logprobs,
             num_cached_token_ids=num_cached_token_ids,
+            prompt_logprobs=prompt_logprobs,
         )
         self._results.put(results)
         return stopped
@@ -151,9 +153,16 @@ class StreamedAnswer(_Answer):
         stop_reason: int | str | None = None,
         logprobs: Logprobs | None = None,
         num_cached_token_ids: int = 0,
+        prompt_logprobs: PromptLogprobs | None = None,
     ) -> Fed:
         stopped = self._add(
-            choice, token_ids, finish_reason, stop_reason, logprobs, num_cached_token_ids
+            choice,
+            token_ids,
+            finish_reason,
+            stop_reason,
+            logprobs,
+            num_cached_token_ids,
+            prompt_logprobs,
         )
         self._go_on()
         return Fed(chunks=self._taken(), stopped=stopped)
@@ -196,9 +205,16 @@ class WholeAnswer(_Answer):
         stop_reason: int | str | None = None,
         logprobs: Logprobs | None = None,
         num_cached_token_ids: int = 0,
+        prompt_logprobs: PromptLogprobs | None = None,
     ) -> Fed:
         stopped = self._add(
-            choice, token_ids, finish_reason, stop_reason, logprobs, num_cached_token_ids
+            choice,
+            token_ids,
+            finish_reason,
+            stop_reason,
+            logprobs,
+            num_cached_token_ids,
+            prompt_logprobs,
         )
         return Fed(stopped=stopped)
 

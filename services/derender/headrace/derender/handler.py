@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from headrace.derender.renderer import AnswerStream
-from headrace.shared import token_ids
-from headrace.shared.errors import RequestError, WireError
+from headrace.shared import prompt_logprobs, token_ids
+from headrace.shared.broker.blobs import MAX_PAYLOAD_BYTES
+from headrace.shared.errors import PayloadTooLargeError, RequestError, WireError
 from headrace.shared.messages import Chunk, Job, StreamEnd, Terminal, Tokens
 from headrace.shared.openai_errors import error_of
 from headrace.shared.worker import terminal_of
@@ -24,6 +25,10 @@ PROMPT_ID_S = 1e-6
 """CPU of the first token ID, a token ID of the prompt: parsers look into it, detokenizers decode it."""
 OPEN_PROMPT_ID_S = 0.2e-6
 """CPU of opening an answer, a token ID of the prompt."""
+MAX_BODY_BYTES = MAX_PAYLOAD_BYTES - 2**20
+"""Bytes of a whole answer: its terminal adds a little to it, and has to be published."""
+PROMPT_LOGPROB_S = 7e-6
+"""CPU of an entry of a prompt's logprobs in the first feed of a choice, and less at the close of a whole answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +58,10 @@ def _num_prompt_ids(job: Job) -> int:
 
 
 class StreamHandler:
-    """Feeds one answer. Not for two threads at once. Entries must come in order; a gap is reported, a repeated entry ignored."""
+    """Feeds one answer. Entries must come in order; a gap is reported, a repeated entry ignored.
+
+    Not for two threads at once.
+    """
 
     def __init__(
         self,
@@ -75,6 +83,9 @@ class StreamHandler:
         self._cpu_s = 0.0
         self._token_id_s = TOKEN_ID_S
         self._num_fed = 0
+        self._prompt_entries: dict[int, int] = {}
+        """Entries of the prompt's logprobs that a choice gets in its first feed, where another choice brought them."""
+        self._num_prompt_entries = 0
         self._seq = 0
         self._resync_at = 0.0
         self._stopped: set[int] = set()
@@ -84,6 +95,7 @@ class StreamHandler:
         """Return about how much CPU these entries will take."""
         num = sum(token_ids.count(entry.token_ids) for entry in entries)
         first = 0.0 if self.next_index else PROMPT_ID_S * _num_prompt_ids(self.job)
+        first += PROMPT_LOGPROB_S * sum(self._prompt_entries_of(entry) for entry in entries)
         return first + len(entries) * ENTRY_S + num * self._token_id_s
 
     def work_off(self, entries: Sequence[Tokens]) -> Worked:
@@ -113,17 +125,36 @@ class StreamHandler:
             finish_reason=entry.finish_reason,
             stop_reason=entry.stop_reason,
             logprobs=entry.logprobs,
+            prompt_logprobs=entry.prompt_logprobs,
         )
         taken = self._cpu() - started
         self._cpu_s += taken
         if new_ids:
             self._num_fed += len(new_ids)
-            self._token_id_s = taken / len(new_ids)
+            if not self._note_prompt_logprobs(entry):
+                self._token_id_s = taken / len(new_ids)
         if fed.stopped:
             self._stopped.add(entry.choice)
         chunk = self._chunk(fed.chunks) if fed.chunks else None
         goes_on = entry.choice in self._stopped and entry.finish_reason is None
         return Step(chunk=chunk, stopped=entry.choice if goes_on else None)
+
+    def _prompt_entries_of(self, entry: Tokens) -> int:
+        """Return how many entries of its prompt's logprobs this feed works off."""
+        table = entry.prompt_logprobs
+        if table is None:
+            return self._prompt_entries.get(entry.choice, 0)
+        return prompt_logprobs.num_entries(table)
+
+    def _note_prompt_logprobs(self, entry: Tokens) -> bool:
+        """Count what this feed worked off of its prompt's logprobs; return whether it was anything."""
+        num = self._prompt_entries_of(entry)
+        if entry.prompt_logprobs is not None:
+            first = entry.choice - entry.choice % self.job.n
+            self._prompt_entries |= dict.fromkeys(range(first, first + self.job.n), num)
+        self._prompt_entries.pop(entry.choice, None)
+        self._num_prompt_entries += num
+        return num > 0
 
     def wants_resync(self) -> bool:
         """Return whether to ask for the missing entries now: once a gap, and again after `RESYNC_S`."""
@@ -135,7 +166,8 @@ class StreamHandler:
 
     def close_s(self) -> float:
         """Return about how much CPU the close will take: a whole answer is parsed there."""
-        return 0.0 if self.job.stream else self._num_fed * TOKEN_ID_S
+        of_prompt = self._num_prompt_entries * PROMPT_LOGPROB_S
+        return 0.0 if self.job.stream else self._num_fed * TOKEN_ID_S + of_prompt
 
     def close(self, end: StreamEnd) -> tuple[Chunk | None, Terminal]:
         """Return the last chunk message, if any, and the terminal; the same again when asked again.
@@ -152,6 +184,11 @@ class StreamHandler:
         started = self._cpu()
         closed = self._answer.close()
         self._cpu_s += self._cpu() - started
+        if len(closed.body) > MAX_BODY_BYTES:
+            raise PayloadTooLargeError(
+                f"the answer has {len(closed.body):,} bytes, and at most {MAX_BODY_BYTES:,} can be sent: ask for "
+                "fewer choices, token IDs or logprobs, or for a stream"
+            )
         chunk = self._chunk(closed.chunks) if closed.chunks else None
         terminal = Terminal(
             request_id=self.job.request_id,

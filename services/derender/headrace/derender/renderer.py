@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from headrace.shared.messages import FinishReason, Job
+from headrace.shared.messages import Ask, FinishReason, Job, PromptLogprobs
 from headrace.shared.settings import Settings
 
 Logprobs = list[list[tuple[int, float, int | None]]]
@@ -47,11 +47,13 @@ class AnswerStream(Protocol):
         stop_reason: int | str | None = None,
         logprobs: Logprobs | None = None,
         num_cached_token_ids: int = 0,
+        prompt_logprobs: PromptLogprobs | None = None,
     ) -> Fed:
         """Add token IDs to choice `p * n + i`. How they are cut makes no difference to what comes out.
 
         `finish_reason` belongs to the last ID: it must come with it, and not in a later feed of its own,
         when it is "stop" (the ID is then EOS or a stop token). Feeds of a finished choice are ignored.
+        `prompt_logprobs` are those of the choice's prompt, with the first IDs of its first choice.
         Raises: EngineRequestError for finish reason "error", and when a parser failed; BadRequestError
         for a choice that the request does not have, or logprobs that don't fit the IDs.
         """
@@ -75,6 +77,13 @@ class Derenderer(Protocol):
         """Return a new answer for this job; opening one job twice gives two equal answers.
 
         Raises: BadRequestError when the job's body or parameters can't be read.
+        """
+        ...
+
+    async def ask(self, ask: Ask) -> bytes:
+        """Answer one question; the event loop stays free meanwhile.
+
+        Raises: a RequestError in vLLM's words; BadRequestError for an endpoint that is not derender's.
         """
         ...
 

@@ -7,11 +7,13 @@ from typing import Any, Literal
 
 import msgspec
 
+from headrace.derender.generate_fake import FakeGenerateAnswer
 from headrace.derender.renderer import AnswerStream, Closed, Fed, Logprobs
+from headrace.shared import prompt_logprobs as packing
 from headrace.shared import token_ids as packed
 from headrace.shared.contract import contract
 from headrace.shared.errors import BadRequestError, EngineRequestError
-from headrace.shared.messages import FinishReason, Job
+from headrace.shared.messages import Ask, FinishReason, Job, PromptLogprobs
 from headrace.shared.settings import Settings
 
 _encoder = msgspec.json.Encoder()
@@ -52,7 +54,13 @@ class FakeDerenderer:
             body = _body_decoder.decode(job.body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise BadRequestError(f"job {job.request_id} can't be read: {error}") from None
+        if job.endpoint == "generate":
+            usage = bool(body.stream_options and body.stream_options.include_usage)
+            return FakeGenerateAnswer(job, asks_usage=usage)
         return _FakeAnswer(job, params, body)
+
+    async def ask(self, ask: Ask) -> bytes:
+        raise BadRequestError(f"{ask.endpoint} is not supported by the fake engine")
 
     async def close(self) -> None:
         pass
@@ -109,6 +117,7 @@ class _FakeAnswer:
         self._choices = [_Choice(params) for _ in range(job.n * len(job.prompts))]
         self._num_cached = 0
         self._started = False
+        self._prompt_logprobs: dict[int, PromptLogprobs] = {}
 
     @property
     def is_finished(self) -> bool:
@@ -123,6 +132,7 @@ class _FakeAnswer:
         stop_reason: int | str | None = None,
         logprobs: Logprobs | None = None,
         num_cached_token_ids: int = 0,
+        prompt_logprobs: PromptLogprobs | None = None,
     ) -> Fed:
         if not 0 <= choice < len(self._choices):
             raise BadRequestError(f"choice must be 0 to {len(self._choices) - 1}, got {choice}")
@@ -136,6 +146,7 @@ class _FakeAnswer:
                 f"expected logprobs for each of {len(token_ids)} token IDs, got {len(logprobs or ())}"
             )
         self._num_cached = max(self._num_cached, num_cached_token_ids)
+        self._take_prompt_logprobs(choice // self._job.n, prompt_logprobs)
         chunks = [] if self._started or not self._job.stream else self._roles()
         self._started = True
         stopped = False
@@ -183,7 +194,35 @@ class _FakeAnswer:
         state = self._choices[index]
         message = {"role": "assistant", "content": state.text}
         part: dict[str, Any] = {"message": message} if self._is_chat else {"text": state.text}
-        return {"index": index, **part, **self._ending(state)}
+        rows = self._prompt_rows(index)
+        asked = {} if rows is None else {"prompt_logprobs": rows}
+        return {"index": index, **part, **asked, **self._ending(state)}
+
+    def _take_prompt_logprobs(self, prompt: int, table: PromptLogprobs | None) -> None:
+        if self._job.prompts[prompt].prompt_logprobs is None or prompt in self._prompt_logprobs:
+            return
+        problem = packing.problem(table, packed.unpack(self._job.prompts[prompt].token_ids))
+        if table is None or problem is not None:
+            raise EngineRequestError(str(problem))
+        self._prompt_logprobs[prompt] = table
+
+    def _prompt_rows(self, index: int) -> list[Any] | None:
+        """Return what vLLM's answers have: an object a token ID, and nothing for the first one."""
+        table = self._prompt_logprobs.get(index // self._job.n)
+        if table is None:
+            return None
+        ids, logprobs = packed.unpack(table.token_ids), packing.unpack_logprobs(table)
+        starts = range(0, len(ids), table.width or 1)
+        return [
+            None,
+            *(
+                {
+                    str(ids[i]): {"logprob": logprobs[i]}
+                    for i in reversed(range(start, start + table.width))
+                }
+                for start in starts
+            ),
+        ]
 
     def _ending(self, state: _Choice) -> dict[str, Any]:
         return {

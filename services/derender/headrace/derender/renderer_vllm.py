@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
+from pydantic import TypeAdapter
 from vllm.engine.protocol import EngineClient
 from vllm.entrypoints.generate.base.protocol import RequestResponseMetadata
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
@@ -14,23 +15,29 @@ from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateRequest
+from vllm.entrypoints.scale_out.token_in_token_out.serving import ServingTokens
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.inputs import tokens_input
 from vllm.renderers.chat_utils import ConversationMessage
 from vllm.sampling_params import SamplingParams
 
 from headrace.derender.answer import Results, StreamedAnswer, WholeAnswer
+from headrace.derender.ask_vllm import VllmAnswers
 from headrace.derender.renderer import AnswerStream
+from headrace.derender.responses_vllm import ResponsesServer
 from headrace.engine import vllm_request, vllm_text
+from headrace.engine.loop_thread import LoopThread
 from headrace.engine.vllm_outputs import Outputs, PromptParams
 from headrace.engine.vllm_request import VllmRequest
 from headrace.engine.vllm_text import TextStack
 from headrace.shared import token_ids as packed
 from headrace.shared.contract import contract
 from headrace.shared.errors import BadRequestError
-from headrace.shared.messages import Job
+from headrace.shared.messages import Ask, Job
 from headrace.shared.settings import Settings
 
+_generate: TypeAdapter[Any] = TypeAdapter(GenerateRequest)
 _params_decoder = msgspec.msgpack.Decoder(SamplingParams)
 
 
@@ -41,17 +48,30 @@ class VllmDerenderer:
         self.contract = contract(settings, engine="vllm")
         self._settings = settings
         self._server: _Server | None = None
+        self._thread: LoopThread | None = None
 
     async def start(self) -> None:
-        self._server = _Server(vllm_text.load(self._settings), self.contract)
+        # On the thread, for loading takes longer than the broker waits for a sign of life.
+        self._thread = LoopThread("headrace-derender-ask")
+        self._server = await self._thread.run(self._load())
+
+    async def _load(self) -> _Server:
+        return _Server(vllm_text.load(self._settings), self.contract)
 
     def open(self, job: Job) -> AnswerStream:
         if self._server is None:
             raise RuntimeError("open() before start()")
         return self._server.open(job)
 
+    async def ask(self, ask: Ask) -> bytes:
+        if self._server is None or self._thread is None:
+            raise RuntimeError("ask() before start()")
+        return await self._thread.run(self._server.answers.answer(ask))
+
     async def close(self) -> None:
-        self._server = None
+        if self._thread is not None:
+            self._thread.stop()
+        self._server = self._thread = None
 
 
 class _Server:
@@ -84,12 +104,23 @@ class _Server:
             online_renderer=stack.online_renderer,
             request_logger=None,
         )
+        self.tokens = ServingTokens(
+            engine, models, online_renderer=stack.online_renderer, request_logger=None
+        )
+        self.responses = ResponsesServer(stack)
+        self.answers = VllmAnswers(stack)
         # vLLM's own would differ between render, prefill and decode; the contract is what they share.
         self.chat.system_fingerprint = self.completion.system_fingerprint = (
             f"headrace-{contract[:12]}"
         )
 
     def open(self, job: Job) -> AnswerStream:
+        if job.endpoint == "generate":
+            return self._open_generate(job)
+        if job.endpoint == "responses":
+            prompt = _prompt_params(job, 0, None)
+            outputs = Outputs(self.tokenizer, [prompt], job.n)
+            return self.responses.open(job, outputs, prompt.token_ids)
         request = vllm_request.parse(job.endpoint, job.body)
         if isinstance(request, ChatCompletionRequest):
             conversation, text = self._templated(request)
@@ -164,6 +195,21 @@ class _Server:
 
         return WholeAnswer(job, outputs, results, whole())
 
+    def _open_generate(self, job: Job) -> AnswerStream:
+        request: GenerateRequest = vllm_request.validated(_generate, job.body)
+        prompts = [_prompt_params(job, 0, None)]
+        request.sampling_params = prompts[0].sampling_params  # with the defaults that render added
+        request_id = f"generate-tokens-{_public_id(request, job)}"
+        outputs = Outputs(self.tokenizer, prompts, job.n)
+        results = Results(indexed=False)
+        metadata = RequestResponseMetadata(request_id=request_id)
+        given = (request, results, request_id, job.model, metadata)
+        if job.stream:
+            lines = self.tokens.serve_tokens_stream_generator(*given)
+            return StreamedAnswer(job, outputs, results, lines)
+        whole = self.tokens.serve_tokens_full_generator(*given)
+        return WholeAnswer(job, outputs, results, _checked(whole))
+
     def _adjust(self, request: ChatCompletionRequest, prompt_token_ids: list[int]) -> None:
         """Change the request as rendering did, without template and tokenizer.
 
@@ -217,7 +263,7 @@ class _Server:
         return kept
 
 
-def _public_id(request: VllmRequest, job: Job) -> str:
+def _public_id(request: VllmRequest | GenerateRequest, job: Job) -> str:
     """Return what the answer's `id` is made of: the client's `request_id`, if the body has one."""
     return request.request_id if "request_id" in request.model_fields_set else job.request_id
 

@@ -6,15 +6,14 @@ import asyncio
 import gc
 import logging
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from collections import OrderedDict
 
 from headrace.derender import renderer as renderers
 from headrace.derender.handler import StreamHandler, open_s
 from headrace.derender.renderer import Derenderer
+from headrace.derender.steps import Steps, StreamKey, Turn, by_stream
 from headrace.shared import subjects, wire
+from headrace.shared.asks import answering
 from headrace.shared.broker import Received, Subscription
 from headrace.shared.contract import contract, served_name
 from headrace.shared.errors import (
@@ -57,15 +56,6 @@ SWEEP_S = 5.0
 ORPHAN_GRACE_S = 30.0
 """A stream is dropped so long after its deadline, should its decode worker never end it."""
 MAX_DONE_REMEMBERED = 10_000
-LONG_STEP_S = 0.005
-"""What may take more CPU than this leaves the event loop."""
-LONG_STEP_THREADS = 2
-"""So many, as one may be long at work; each more takes the interpreter from the event loop for 5 ms a turn."""
-MAX_ENTRIES_A_STEP = 64
-"""Messages that one long step may bring about: they are published at one go."""
-
-StreamKey = tuple[str, int]
-T = TypeVar("T")
 
 
 async def run(settings: Settings, *, engine: EngineKind, stop: asyncio.Event) -> None:
@@ -86,7 +76,8 @@ async def run(settings: Settings, *, engine: EngineKind, stop: asyncio.Event) ->
         gc.collect()
         gc.freeze()
         try:
-            await DerenderService(settings, worker, derenderer).serve(stop)
+            async with answering(worker, subjects.derender_ask(worker.slug), derenderer.ask, stop):
+                await DerenderService(settings, worker, derenderer).serve(stop)
         finally:
             await derenderer.close()
 
@@ -103,9 +94,11 @@ class DerenderService:
         self._closing: dict[StreamKey, asyncio.Task[None]] = {}
         self._done: OrderedDict[StreamKey, None] = OrderedDict()
         self._frames: asyncio.Queue[Frame] = asyncio.Queue()
-        self._long: dict[StreamHandler, deque[Tokens | StreamEnd]] = {}
-        self._long_tasks: set[asyncio.Task[None]] = set()
-        self._threads = ThreadPoolExecutor(LONG_STEP_THREADS, thread_name_prefix="derender-step")
+        self._steps = Steps(
+            is_live=lambda key, stream: self._streams.get(key) is stream,
+            feed=self._feed,
+            end=self._end,
+        )
         self._num_opening = 0
         self._replies: set[asyncio.Task[None]] = set()
         self._credited: dict[str, int] = {}
@@ -123,21 +116,20 @@ class DerenderService:
         )
         broker.on_reconnect(self._replay)
         await self._worker.enter("ready")
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(self._work_off()),
-                    group.create_task(self._give_credits()),
-                    group.create_task(self._sweep()),
-                ]
+        async with asyncio.TaskGroup() as group:
+            self._steps.start(group)
+            tasks = [
+                group.create_task(self._work_off()),
+                group.create_task(self._give_credits()),
+                group.create_task(self._sweep()),
+            ]
+            try:
                 await stop.wait()
                 await self._drain(opens)
+            finally:
                 for task in tasks:
                     task.cancel()
-        finally:
-            for task in self._long_tasks:
-                task.cancel()
-            self._threads.shutdown(wait=False, cancel_futures=True)
+                self._steps.close()
 
     async def _drain(self, opens: Subscription) -> None:
         await opens.unsubscribe()
@@ -170,6 +162,10 @@ class DerenderService:
             answer = StreamRefused(
                 derender_instance=instance, failure=failure_of(EngineRequestError(str(error)))
             )
+        except Exception:  # a request that no check foresaw: it must not be claimed again and again
+            logger.exception("a claim made this worker fail", extra={"action": "unexpected_error"})
+            failure = failure_of(RequestError("this request made derender fail"))
+            answer = StreamRefused(derender_instance=instance, failure=failure)
         try:
             await self._worker.broker.respond(received, wire.encode(answer))
         except BrokerError as error:
@@ -194,14 +190,8 @@ class DerenderService:
             self._note_empty()
 
     async def _opened(self, job: Job) -> StreamHandler:
-        answer = await self._run(open_s(job), self._derenderer.open, job)
+        answer = await self._steps.run(open_s(job), self._derenderer.open, job)
         return StreamHandler(job, answer, instance=self._worker.instance)
-
-    async def _run(self, expected_s: float, step: Callable[..., T], *args: object) -> T:
-        """Run a step that is expected to take so much CPU: a long one on a thread, beside the event loop."""
-        if expected_s <= LONG_STEP_S:
-            return step(*args)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, step, *args)
 
     def _on_frame(self, received: Received) -> None:
         try:
@@ -223,23 +213,19 @@ class DerenderService:
                 await self._tell(key[0], Resync(stream_id=key[1], index=0))
 
     async def _work_off(self) -> None:
-        """Work off the frames one by one: the order of a stream's messages is the order of its entries.
-
-        A long step of one stream leaves the loop, and what comes for that stream meanwhile waits behind it.
-        """
+        """Work off the frames one by one: the order of a stream's messages is the order of its entries."""
         while True:
             frame = await self._frames.get()
             decode = frame.decode_instance
-            by_stream: dict[int, list[Tokens | StreamEnd]] = {}
-            for item in (*frame.tokens, *frame.ends):
-                by_stream.setdefault(item.stream_id, []).append(item)
+            turn = Turn()
             try:
-                started = time.monotonic()
-                for stream_id, items in by_stream.items():
-                    await self._take((decode, stream_id), items)
-                    if time.monotonic() - started > LONG_STEP_S:
-                        await asyncio.sleep(0)
-                        started = time.monotonic()
+                for key, items in by_stream(frame).items():
+                    stream = self._streams.get(key)
+                    if stream is None:
+                        await self._unknown(key)
+                    else:
+                        await self._steps.take(key, stream, items)
+                    await turn.give_way()
             except BrokerError as error:
                 logger.warning("frame not worked off: %s", error, extra={"action": "frame_failed"})
                 continue
@@ -249,61 +235,23 @@ class DerenderService:
                 await self._credit(decode)
             await asyncio.sleep(0)
 
-    async def _take(self, key: StreamKey, items: list[Tokens | StreamEnd]) -> None:
-        """Work off what a frame has for one stream, or put it behind what is at work."""
-        stream = self._streams.get(key)
-        if stream is None:
-            await self._unknown(key)
-            return
-        waiting = self._long.get(stream)
-        if waiting is not None:
-            waiting.extend(items)
-            return
-        queue = deque(items)
-        entries = [item for item in items if isinstance(item, Tokens)]
-        if stream.work_off_s(entries) <= LONG_STEP_S:
-            while queue:
-                await self._step(key, stream, queue)
-            return
-        self._long[stream] = queue
-        task = asyncio.create_task(self._work_off_long(key, stream, queue))
-        self._long_tasks.add(task)
-        task.add_done_callback(self._long_tasks.discard)
-
-    async def _work_off_long(
-        self, key: StreamKey, stream: StreamHandler, queue: deque[Tokens | StreamEnd]
+    async def _feed(
+        self, key: StreamKey, stream: StreamHandler, entries: list[Tokens], expected_s: float
     ) -> None:
-        """Work off one stream's queue; other streams go on while a step of it is on its thread."""
-        try:
-            while queue and self._streams.get(key) is stream:
-                await self._step(key, stream, queue)
-                await asyncio.sleep(0)
-        except BrokerError as error:
-            logger.warning("stream not worked off: %s", error, extra={"action": "frame_failed"})
-        finally:
-            del self._long[stream]
-
-    async def _step(
-        self, key: StreamKey, stream: StreamHandler, queue: deque[Tokens | StreamEnd]
-    ) -> None:
-        """Take from the queue what goes in one step, and publish what comes of it."""
-        entries: list[Tokens] = []
-        while queue and isinstance(queue[0], Tokens) and len(entries) < MAX_ENTRIES_A_STEP:
-            entries.append(queue.popleft())
-        if not entries:
-            await self._end(key, stream, queue.popleft())
-        elif key not in self._failed and key not in self._closing:
-            await self._feed(key, stream, entries)
-
-    async def _feed(self, key: StreamKey, stream: StreamHandler, entries: list[Tokens]) -> None:
-        worked = await self._run(stream.work_off_s(entries), stream.work_off, entries)
+        if key in self._failed or key in self._closing:
+            return
+        worked = await self._steps.run(expected_s, stream.work_off, entries)
         if self._streams.get(key) is not stream:
             return
-        for step in worked.steps:
-            if step.chunk is not None:
-                await self._publish(stream, step.chunk)
-            if step.stopped is not None:
-                await self._tell(key[0], StopChoice(stream_id=key[1], choice=step.stopped))
+        try:
+            for step in worked.steps:
+                if step.chunk is not None:
+                    await self._publish(stream, step.chunk)
+                if step.stopped is not None:
+                    await self._tell(key[0], StopChoice(stream_id=key[1], choice=step.stopped))
+        except RequestError as error:  # too large for the broker: this answer can't be sent
+            await self._fail(key, stream, error)
+            return
         if worked.error is not None:
             await self._fail(key, stream, worked.error)
         elif worked.has_gap:
@@ -337,24 +285,29 @@ class DerenderService:
             chunk, terminal = None, stream.fail(end, failed)
         else:
             try:
-                chunk, terminal = await self._run(stream.close_s(), stream.close, end)
+                chunk, terminal = await self._steps.run(stream.close_s(), stream.close, end)
             except RequestError as error:
                 self._failed[key] = error
                 chunk, terminal = None, stream.fail(end, error)
+        job = stream.job
         try:
-            if chunk is not None:
-                await self._publish(stream, chunk)
-            await self._worker.publish_terminal(stream.job.tenant, stream.job.lane, terminal)
+            try:
+                if chunk is not None:
+                    await self._publish(stream, chunk)
+                await self._worker.publish_terminal(job.tenant, job.lane, terminal)
+            except RequestError as error:  # too large for the broker: the error that says so is not
+                terminal = stream.fail(end, error)
+                await self._worker.publish_terminal(job.tenant, job.lane, terminal)
             self._forget(key)
             self._done[key] = None
             while len(self._done) > MAX_DONE_REMEMBERED:
                 self._done.popitem(last=False)
             await self._tell(key[0], StreamDone(stream_id=key[1]))
-        except BrokerError as error:
+        except (BrokerError, RequestError) as error:
             logger.warning(
                 "terminal not published yet: %s",
                 error,
-                extra={"action": "terminal_retry", "request_id": stream.job.request_id},
+                extra={"action": "terminal_retry", "request_id": job.request_id},
             )
             return
         self._log_done(terminal)
@@ -411,12 +364,19 @@ class DerenderService:
                     await self._credit(decode)
 
     async def _sweep(self) -> None:
-        """Drop streams that nobody will end any more: their decode worker is gone, their time is over."""
+        """Drop streams that nobody will end any more: their decode worker is gone, or their time is over."""
+        known: set[str] = set()
         while True:
             await asyncio.sleep(SWEEP_S)
+            alive = {worker.instance for worker in self._worker.table.workers()}
+            gone = known - alive if self._worker.broker.is_connected else set()
+            known = alive | (known - gone)
             for key, stream in list(self._streams.items()):
-                if time.time() > stream.job.deadline + ORPHAN_GRACE_S:
+                if key[0] in gone or time.time() > stream.job.deadline + ORPHAN_GRACE_S:
                     self._forget(key)
+            for decode in gone:
+                self._seen.pop(decode, None)
+                self._credited.pop(decode, None)
 
     def _forget(self, key: StreamKey) -> None:
         self._streams.pop(key, None)
