@@ -46,20 +46,25 @@ def main(words: list[str]) -> int:
         chosen = [case for case in cases if case.profile == profile]
         if chosen:
             _ask(profile, chosen, model, scratch, theirs, ours)
-    (scratch / "theirs.json").write_text(json.dumps(theirs, indent=1))
-    (scratch / "ours.json").write_text(json.dumps(ours, indent=1))
-    rows: report.Rows = []
-    for case in cases:
-        key = recorded.key_of(case)
-        rows.append((case, {mode: judge(case, theirs[key], ours[key], mode) for mode in ours[key]}))
-    wrong = [(case, mode, v) for case, row in rows for mode, v in row.items() if not v.ok]
-    for case, mode, verdict in wrong:
-        logger.info("✗ %s, %s: %s", recorded.key_of(case), mode, verdict.note)
+    rows = judged(cases, theirs, ours)
     if not words:
         recorded.store(theirs)
         PAGE.write_text(report.page(rows))
-    logger.info("%d requests, %d answers differ without a reason", len(rows), len(wrong))
-    return 1 if wrong else 0
+    return 1 if any(not verdict.ok for _, row in rows for verdict in row.values()) else 0
+
+
+def judged(cases: list[Case], theirs: Answers, ours: Answers) -> report.Rows:
+    """Judge every answer, and log what is wrong."""
+    rows: report.Rows = []
+    for case in cases:
+        key = recorded.key_of(case)
+        row = {mode: judge(case, theirs[key], ours[key], mode) for mode in ours[key]}
+        rows.append((case, row))
+        for mode, verdict in row.items():
+            if not verdict.ok:
+                logger.info("✗ %s, %s: %s", key, mode, verdict.note)
+    logger.info("%d requests compared", len(rows))
+    return rows
 
 
 def _ask(
@@ -68,11 +73,13 @@ def _ask(
     """Ask one server after the other: never more engines at once than headrace's own two."""
     with vllm_server(profile, model, scratch / f"vllm-{profile}.log") as url:
         theirs |= recorded.ask_all(url, cases)
+    (scratch / "theirs.json").write_text(json.dumps(theirs, indent=1))
     home = scratch / profile
     (home / "models").mkdir(parents=True)
     (home / "models" / model.name).symlink_to(model)
     with headrace_stack(profile, home, scratch / f"headrace-{profile}.log") as url:
         ours |= recorded.ask_all(url, cases)
+    (scratch / "ours.json").write_text(json.dumps(ours, indent=1))
 
 
 if __name__ == "__main__":

@@ -64,10 +64,12 @@ CITY = {
     "properties": {"city": {"type": "string", "enum": ["Paris", "Rome"]}},
     "required": ["city"],
 }
-WEATHER = {
-    "type": "function",
-    "function": {"name": "weather", "description": "The weather of a city.", "parameters": CITY},
+WEATHER_FUNCTION = {
+    "name": "weather",
+    "description": "The weather of a city.",
+    "parameters": CITY,
 }
+WEATHER = {"type": "function", "function": WEATHER_FUNCTION}
 CLOCK = {"type": "function", "function": {"name": "clock", "parameters": CITY}}
 ASK_WEATHER = "What is the weather in Paris?"
 ONE_CALL = (
@@ -76,6 +78,7 @@ ONE_CALL = (
 TWO_CALLS = f"{ONE_CALL}\\n{ONE_CALL}"
 NUMBERS = "Count: one, two, three, four, five, six, seven, eight, nine, ten. Count again: one, two,"
 GRAMMAR = 'root ::= "yes, " word\nword ::= "indeed" | "of course"'
+LONG = ([504, 3575, 282, 4649, 314] * 26)[:129]
 USAGE = {"stream_options": {"include_usage": True}}
 HISTORY = [
     {"role": "system", "content": "You answer in one word."},
@@ -227,7 +230,7 @@ CHATS = [
         tools=[WEATHER],
         tool_choice="auto",
         structured_outputs={"regex": ONE_CALL},
-        max_tokens=40,
+        max_tokens=60,
         _in_tests=True,
     ),
     chat(
@@ -251,7 +254,7 @@ CHATS = [
         tools=[WEATHER],
         structured_outputs={"regex": ONE_CALL},
         logprobs=True,
-        max_tokens=40,
+        max_tokens=60,
     ),
     chat(
         "tool calls with token IDs and usage",
@@ -260,7 +263,7 @@ CHATS = [
         structured_outputs={"regex": ONE_CALL},
         return_token_ids=True,
         **USAGE,
-        max_tokens=40,
+        max_tokens=60,
     ),
     chat(
         "a tool call cut off",
@@ -366,7 +369,7 @@ CHATS = [
     chat("an empty message", ""),
     chat("documents", documents=[{"title": "a", "text": "b"}]),
     chat("usage of n", n=2, **SEEDED, **USAGE),
-    chat("prompt_logprobs", prompt_logprobs=1, _gap="prompt_logprobs", _streams=False),
+    chat("prompt_logprobs", prompt_logprobs=1, _streams=False),
     chat(
         "echo",
         [*HISTORY, {"role": "assistant", "content": "Par"}],
@@ -406,6 +409,17 @@ CHATS = [
         **SEEDED,
     ),
     chat("the prompt's text, truncated", return_prompt_text=True, truncate_prompt_tokens=12),
+    chat("prompt_logprobs 0", prompt_logprobs=0, _streams=False),
+    chat(
+        "prompt_logprobs with logprobs, n",
+        prompt_logprobs=2,
+        logprobs=True,
+        top_logprobs=1,
+        n=2,
+        **SEEDED,
+        _streams=False,
+    ),
+    chat("prompt_logprobs again, cached", prompt_logprobs=1, _streams=False),
     chat("beam search", use_beam_search=True, n=2, _gap="use_beam_search", _streams=False),
     chat("a structural tag", response_format=TAG, max_tokens=24),
     chat("any JSON", structured_outputs={"json_object": True}, max_tokens=16),
@@ -429,7 +443,7 @@ CHATS = [
     chat(
         "a strict tool",
         ASK_WEATHER,
-        tools=[{"type": "function", "function": {**WEATHER["function"], "strict": True}}],
+        tools=[{"type": "function", "function": {**WEATHER_FUNCTION, "strict": True}}],
         max_tokens=16,
     ),
 ]
@@ -454,7 +468,7 @@ TEXTS = [
     text("echo of token IDs", [504, 3575, 282, 4649, 314], echo=True),
     text("echo, several prompts, n", ["One two three", "The miller"], echo=True, n=2, **SEEDED),
     text("echo with usage and token IDs", echo=True, return_token_ids=True, **USAGE),
-    text("echo with logprobs", echo=True, logprobs=1, _gap="echo"),
+    text("echo with logprobs", echo=True, logprobs=1),
     text("echo of a truncated prompt", echo=True, truncate_prompt_tokens=3, _in_tests=True),
     text(
         "echo of truncated token IDs",
@@ -479,7 +493,28 @@ TEXTS = [
         for length in (1, 127, 128, 129, 256)
     ),
     text("echo, nothing generated", echo=True, max_tokens=0),
-    text("prompt_logprobs", prompt_logprobs=2, _gap="prompt_logprobs", _streams=False),
+    text("prompt_logprobs", prompt_logprobs=2, _streams=False),
+    text("prompt_logprobs 0", prompt_logprobs=0, _streams=False),
+    text("prompt_logprobs, n", prompt_logprobs=1, n=2, **SEEDED, _streams=False),
+    text(
+        "prompt_logprobs, several prompts",
+        ["One two three", "The miller"],
+        prompt_logprobs=1,
+        logprobs=1,
+        _streams=False,
+    ),
+    text("prompt_logprobs of 129 token IDs", LONG, prompt_logprobs=1, _streams=False),
+    text("echo with logprobs, n", echo=True, logprobs=1, n=2, **SEEDED),
+    text("echo with logprobs 0", echo=True, logprobs=0),
+    text(
+        "echo with logprobs, several prompts",
+        ["One two three", "The miller"],
+        echo=True,
+        logprobs=2,
+    ),
+    text("echo with logprobs of token IDs", [504, 3575, 282, 4649, 314], echo=True, logprobs=1),
+    text("echo with logprobs, nothing generated", echo=True, logprobs=1, max_tokens=0),
+    text("echo with logprobs as token IDs", echo=True, logprobs=1, return_tokens_as_token_ids=True),
     text("beam search", use_beam_search=True, n=2, _gap="use_beam_search", _streams=False),
     text("usage at the end", **USAGE),
     text(

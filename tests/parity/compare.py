@@ -53,16 +53,17 @@ def sequence(events: list[Any], *, merge: bool) -> dict[str, Any]:
     others: list[Any] = []
     for chunk in masked:
         choices = chunk.get("choices") if isinstance(chunk, dict) else None
-        if not choices:
+        if not isinstance(choices, list) or not choices:
             others.append(chunk)
-        for choice in choices or ():
+            continue
+        for choice in choices:
             alone = {**chunk, "choices": [choice]}
             line = of_choices.setdefault(choice["index"], [])
             if merge and line and goes_on(line[-1], alone):
                 line[-1] = merged(line[-1], alone)
             else:
                 line.append(alone)
-    return {"choices": of_choices, "without choices": others, "end": events[-1:]}
+    return {"choices": of_choices, "without choices": others}
 
 
 def goes_on(one: dict[str, Any], two: dict[str, Any]) -> bool:
@@ -104,7 +105,7 @@ def _kind(delta: dict[str, Any]) -> Any:
     filled = {name: value for name, value in delta.items() if value is not None}
     if set(filled) in ({"content"}, {"reasoning"}):
         return next(iter(filled))
-    calls = filled.get("tool_calls")
+    calls = filled.get("tool_calls") or []
     if set(filled) == {"tool_calls"} and len(calls) == 1 and not calls[0].get("id"):
         return ("tool_calls", calls[0]["index"])
     return None

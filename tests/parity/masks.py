@@ -7,7 +7,7 @@ from typing import Any
 
 _ID = re.compile(r"(chatcmpl|cmpl)-[0-9a-f]{16,32}")
 _TOOL_CALL_ID = re.compile(r"chatcmpl-tool-[0-9a-f]{16,32}")
-_FINGERPRINT = re.compile(r"(vllm|headrace)-[0-9A-Za-z.\-]+")
+_FINGERPRINT = re.compile(r"vllm-[0-9.]+-[0-9a-f]{8}|headrace-[0-9a-f]{12}")
 _FIRST_SECOND = 1_700_000_000  # a `created` that is no time stays, and differs
 
 
@@ -33,20 +33,23 @@ class Mask:
         print_ = value.get("system_fingerprint")
         if isinstance(print_, str) and _FINGERPRINT.fullmatch(print_):
             masked["system_fingerprint"] = self._word("fingerprint", print_)
-        masked["choices"] = [self._choice(choice) for choice in value.get("choices", ())]
+        if isinstance(value.get("choices"), list):
+            masked["choices"] = [self._choice(choice) for choice in value["choices"]]
         return masked
 
     def _choice(self, choice: dict[str, Any]) -> dict[str, Any]:
         masked = dict(choice)
         for part in ("message", "delta"):
-            calls = (choice.get(part) or {}).get("tool_calls")
-            if calls:
-                masked[part] = {**choice[part], "tool_calls": [self._call(call) for call in calls]}
+            message = choice.get(part)
+            calls = message.get("tool_calls") if isinstance(message, dict) else None
+            if isinstance(calls, list):
+                fixed = [self._call(call, choice["index"]) for call in calls]
+                masked[part] = {**choice[part], "tool_calls": fixed}
         return masked
 
-    def _call(self, call: dict[str, Any]) -> dict[str, Any]:
+    def _call(self, call: dict[str, Any], choice: int) -> dict[str, Any]:
         if isinstance(call.get("id"), str) and _TOOL_CALL_ID.fullmatch(call["id"]):
-            return {**call, "id": self._word("tool-call-id", call["id"])}
+            return {**call, "id": self._word(f"tool-call-id of choice {choice}", call["id"])}
         return call
 
     def _word(self, kind: str, value: Any) -> str:

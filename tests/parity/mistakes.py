@@ -51,7 +51,13 @@ MISTAKES = [
     chat("messages as a string", messages="x"),
     chat("a message without a role", messages=[{"content": "x"}]),
     chat("content of a number", messages=[{"role": "user", "content": 5}]),
-    chat("a role nobody knows", _differs=ROLES, messages=[{"role": "alien", "content": "x"}]),
+    chat(
+        "a role nobody knows",
+        _differs=ROLES,
+        max_tokens=4,
+        temperature=0,
+        messages=[{"role": "alien", "content": "x"}],
+    ),
     chat(
         "an image for a text model", _differs=IMAGES, messages=[{"role": "user", "content": PARTS}]
     ),
@@ -123,6 +129,13 @@ MISTAKES = [
     chat("an empty cache_salt", cache_salt=""),
     chat("a reasoning_effort nobody knows", reasoning_effort="huge"),
     chat("prompt_logprobs below -1", prompt_logprobs=-5),
+    chat("prompt_logprobs of 30", prompt_logprobs=30),
+    Case(
+        name="prompt_logprobs, streamed",
+        path=CHAT,
+        streams=False,
+        body={"messages": USER, "stream": True, "prompt_logprobs": 1},
+    ),
     chat("logprob_token_ids without logprobs", logprob_token_ids=[5]),
     Case(
         name="stream_options without stream",

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from .cases import CASES, Case
-from .client import Answer, ask
+from .client import Answer, FramingError, ask
 from .mistakes import MISTAKES
 
 FOLDER = Path(__file__).with_name("reference")
@@ -30,14 +30,18 @@ def key_of(case: Case) -> str:
 
 def ask_all(url: str, cases: Iterable[Case]) -> dict[str, dict[str, Answer]]:
     """Ask each case whole and, where it has one, streamed."""
-    answers = {}
     with httpx.Client(base_url=url, timeout=120) as client:
-        for case in cases:
-            answer = {"whole": ask(client, case, stream=False)}
-            if case.streams:
-                answer["streamed"] = ask(client, case, stream=True)
-            answers[key_of(case)] = answer
-    return answers
+        return {key_of(case): ask_both(client, case) for case in cases}
+
+
+def ask_both(client: httpx.Client, case: Case) -> dict[str, Answer]:
+    """Ask a case whole and, where it has one, streamed. An exception's notes name the case."""
+    modes = ("whole", "streamed") if case.streams else ("whole",)
+    try:
+        return {mode: ask(client, case, stream=mode == "streamed") for mode in modes}
+    except (httpx.HTTPError, ValueError, FramingError) as error:
+        error.add_note(f"asked: {key_of(case)}")
+        raise
 
 
 def stored_cases() -> list[Case]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .cases import CASES, FLAGS, Case
+from .cases import CASES, CHAT, FLAGS, TEXT, Case
 from .mistakes import MISTAKES
 from .recorded import versions
 from .verdict import EARLY, Verdict
@@ -15,14 +15,18 @@ HEAD = """# Answers compared with vLLM's own server
 
 `make parity` writes this page. It starts vLLM's OpenAI server and then `headrace up` on the same model with the same
 flags, asks both every request below, whole and streamed, and compares all that a client sees: status, content type,
-framing of the events, and every field of every body and chunk. {counts}
+framing of the events, and every field of every body and chunk.
 
-Masked are request IDs, tool call IDs, `created` and `system_fingerprint`, each only where it has its right form. Logprobs
-may differ by 1e-4 of their value. The chunks of one choice are compared one by one; where vLLM put several token IDs into
-one chunk, because its reader was slow, adjacent chunks that only add text are joined first.
+{counts}
 
-{versions}. Each prompt is prefilled by the prefill worker, and its KV cache goes to decode by NIXL; vLLM's server is one
-engine. Seeded sampling is compared like all else.
+Masked are request IDs, tool call IDs, `created` and `system_fingerprint`, each only where it has its right form.
+Logprobs may differ by 1e-4 of their value. The chunks of one choice are compared one by one; where vLLM put several
+token IDs into one chunk, because its reader was slow, adjacent chunks that only add text are joined first.
+
+Each prompt is prefilled by the prefill worker, and its KV cache goes to decode by NIXL; vLLM's server is one engine.
+Seeded sampling is compared like all else.
+
+Versions: {versions}.
 
 | sign | meaning |
 |---|---|
@@ -43,31 +47,26 @@ def page(rows: Rows) -> str:
         f" and {len(cells) - equal - reasons} are wrong."
     )
     of = ", ".join(f"{name} {value}" for name, value in versions().items())
-    parts = [HEAD.format(counts=counts, versions=f"With {of}", early=EARLY)]
-    for title, cases, path in (
-        ("Chat completions", CASES, "chat/completions"),
-        ("Completions", CASES, "completions"),
-        ("Mistakes", MISTAKES, ""),
-    ):
-        parts += [f"## {title}\n", _table(rows, cases, path)]
+    parts = [HEAD.format(counts=counts, versions=of, early=EARLY)]
+    for title, path in (("Chat completions", CHAT), ("Completions", TEXT)):
+        chosen = [row for row in rows if row[0] in CASES and row[0].path == path]
+        parts += [f"## {title}\n", _table(chosen)]
+    parts += ["## Mistakes\n", _table([row for row in rows if row[0] in MISTAKES])]
     return "\n".join(parts)
 
 
-def _table(rows: Rows, cases: list[Case], path: str) -> str:
+def _table(rows: Rows) -> str:
     lines = ["| request | whole | streamed | note |", "|---|---|---|---|"]
-    chosen = [row for row in rows if row[0] in cases and path in ("", row[0].path)]
-    for case, verdicts in chosen:
-        lines.append(
-            f"| {_name(case, path)} | {_sign(verdicts.get('whole'))} | {_sign(verdicts.get('streamed'))}"
-            f" | {_note(verdicts.values())} |"
-        )
+    for case, verdicts in rows:
+        whole, streamed = _sign(verdicts.get("whole")), _sign(verdicts.get("streamed"))
+        lines.append(f"| {_name(case)} | {whole} | {streamed} | {_note(verdicts.values())} |")
     return "\n".join(lines) + "\n"
 
 
-def _name(case: Case, path: str) -> str:
-    where = "" if path or not isinstance(case.path, str) else f"{case.path}: "
-    flags = FLAGS[case.profile].get("reasoning_parser")
-    return f"{where}{case.name}" + (f" (reasoning parser {flags})" if flags else "")
+def _name(case: Case) -> str:
+    where = f"{case.path}: " if case in MISTAKES else ""
+    parser = FLAGS[case.profile].get("reasoning_parser")
+    return f"{where}{case.name}" + (f" (reasoning parser {parser})" if parser else "")
 
 
 def _sign(verdict: Verdict | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,13 +14,11 @@ from pathlib import Path
 
 import httpx
 
-from headrace.engine.vllm_args import CPU_KV_CACHE_BYTES
-from headrace.engine.vllm_start import free_port
-
 from .cases import FLAGS, Profile
 
 MODEL = "smollm2-135m-instruct"
 MAX_MODEL_LEN = 4096
+KV_CACHE_BYTES = 512 * 2**20
 START_S = 300.0
 STOP_S = 60.0
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
@@ -37,13 +36,14 @@ sys.exit(main())
 @contextlib.contextmanager
 def vllm_server(profile: Profile, model: Path, log: Path) -> Iterator[str]:
     """Run vLLM's own OpenAI server; yield its URL."""
-    port = free_port("127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
     arguments = [
         *("serve", str(model), "--served-model-name", MODEL),
         *("--host", "127.0.0.1", "--port", str(port)),
         *("--dtype", "float32", "--max-model-len", str(MAX_MODEL_LEN), "--block-size", "128"),
         *("--enforce-eager", "--distributed-executor-backend", "uni"),
-        *("--kv-cache-memory-bytes", str(CPU_KV_CACHE_BYTES)),
+        *("--kv-cache-memory-bytes", str(KV_CACHE_BYTES)),
         *("--scheduling-policy", "priority", "--enable-auto-tool-choice"),
     ]
     for name, value in FLAGS[profile].items():

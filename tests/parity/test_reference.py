@@ -11,7 +11,6 @@ import pytest
 
 from . import recorded
 from .cases import Case
-from .client import ask
 from .verdict import judge
 
 pytestmark = [
@@ -39,7 +38,7 @@ def test_the_stored_answers_are_of_the_versions_installed_here() -> None:
 @pytest.mark.parametrize("case", recorded.stored_cases(), ids=recorded.key_of)
 def test_an_answer_is_that_of_vllms_server(client: httpx.Client, case: Case) -> None:
     theirs = recorded.load(case)
-    ours = {mode: ask(client, case, stream=mode == "streamed") for mode in theirs}
+    ours = recorded.ask_both(client, case)
     for mode in theirs:
         verdict = judge(case, theirs, ours, mode)
         assert verdict.ok, f"{mode}: {verdict.note}"
