@@ -41,10 +41,11 @@ PROMPT_BYTES = 4_400  # of English text that makes so many token IDs
 BLOCK_SIZE = 128
 
 UNITS = {"_s": "seconds", "_bytes": "bytes"}
-WORDS = ("Endpoint", "Status", "FinishReason", "Lane", "Role")
+WORDS = ("Endpoint", "RenderAsk", "DerenderAsk", "Status", "FinishReason", "Lane", "Role")
 #: who fills the structs in whose docstring no arrow says it
 SENDERS = {
     "Prompt": "render",
+    "PromptLogprobs": "the engine that computed the prompt",
     "Timings": "each stage",
     "Failure": "the stage that failed",
     "Tokens": "decode",
@@ -239,7 +240,9 @@ def _long_handoff() -> Message:
     assert isinstance(handoff, messages.Handoff)
     num_blocks = -(-NUM_PROMPT_TOKEN_IDS // BLOCK_SIZE)
     blocks = {"remote_block_ids": [list(range(400, 400 + num_blocks))]}
-    return _with(handoff, kv_transfer_params=handoff.kv_transfer_params | blocks)
+    return _with(
+        handoff, kv_transfer_params=handoff.kv_transfer_params | blocks, prompt_logprobs=None
+    )
 
 
 def _frame(num_streams: int) -> Message:
@@ -310,9 +313,9 @@ def consumers_block() -> str:
     rows = [
         f"| `{queue.stream}` | `{queue.consumer}` | `{queue.filter_subject}` | {queue.ack_wait_s:g} s "
         f"| {queue.role} |"
-        for queue in WorkQueue.of_model("MODEL")
+        for queue in WorkQueue.of_model("MODEL", "POOL")
     ]
-    return "\n".join([head, *rows]).replace("MODEL", "<model>") + "\n"
+    return "\n".join([head, *rows]).replace("MODEL", "<model>").replace("POOL", "<pool>") + "\n"
 
 
 def blocks() -> dict[str, Callable[[], str]]:

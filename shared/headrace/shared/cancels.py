@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -25,8 +26,9 @@ class Cancels:
     A cancel may come before its request is taken from a queue; so the latest 10,000 are remembered.
     """
 
-    def __init__(self) -> None:
-        self._reasons: OrderedDict[tuple[str, str], str] = OrderedDict()
+    def __init__(self, now: Callable[[], float] = time.time) -> None:
+        self._now = now
+        self._reasons: OrderedDict[tuple[str, str], tuple[str, float]] = OrderedDict()
         self._callbacks: dict[tuple[str, str], Callable[[str], None]] = {}
         self._subscription: Subscription | None = None
 
@@ -34,9 +36,13 @@ class Cancels:
         """Subscribe; registered at the broker when this returns."""
         self._subscription = await broker.subscribe(subjects.cancel_all(), self._on_cancel)
 
-    def reason(self, tenant: str, request_id: str) -> str | None:
-        """Return why the request was cancelled. None: it was not."""
-        return self._reasons.get((tenant, request_id))
+    def reason(self, tenant: str, request_id: str, accepted: float | None) -> str | None:
+        """Return why the request that was accepted then (Unix seconds) was cancelled. None: it was not.
+
+        A cancel from before was meant for an earlier request of the same ID, which was not accepted.
+        """
+        reason, heard = self._reasons.get((tenant, request_id), (None, 0.0))
+        return None if accepted is not None and heard < accepted else reason
 
     def watch(self, tenant: str, request_id: str, callback: Callable[[str], None]) -> None:
         """Call `callback(reason)` once when the request is cancelled."""
@@ -58,7 +64,8 @@ class Cancels:
                 "cancel for another tenant's request refused", extra={"action": "cancel_foreign"}
             )
             return
-        self._reasons[key] = cancel.reason
+        self._reasons[key] = (cancel.reason, self._now())
+        self._reasons.move_to_end(key)
         while len(self._reasons) > _MAX_REMEMBERED:
             self._reasons.popitem(last=False)
         callback = self._callbacks.pop(key, None)

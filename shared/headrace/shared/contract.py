@@ -36,7 +36,35 @@ _TEXT_FILES = (
 )
 _WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.pt", "*.gguf")
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
-_KV_ENGINE_KEYS = ("kv_cache_dtype", "quantization")  #: engine arguments that change the KV cache
+#: engine arguments that change neither the KV cache nor the answer, and so may differ between workers
+_LOCAL_ENGINE_KEYS = frozenset(
+    (
+        "async_scheduling",
+        "compilation_config",
+        "cudagraph_capture_sizes",
+        "data_parallel_size",
+        "disable_custom_all_reduce",
+        "disable_log_stats",
+        "distributed_executor_backend",
+        "download_dir",
+        "enable_chunked_prefill",
+        "enable_prefix_caching",
+        "enforce_eager",
+        "gpu_memory_utilization",
+        "kv_cache_memory_bytes",
+        "long_prefill_token_threshold",
+        "max_num_batched_tokens",
+        "max_num_partial_prefills",
+        "max_num_seqs",
+        "max_parallel_loading_workers",
+        "num_gpu_blocks_override",
+        "pipeline_parallel_size",
+        "scheduling_policy",
+        "seed",
+        "stream_interval",
+        "tensor_parallel_size",
+    )
+)
 
 
 def served_name(settings: Settings) -> str:
@@ -193,7 +221,24 @@ def _kv(settings: Settings) -> dict[str, Any]:
             "connector": "NixlConnector",
             "mode": "pull",
             "layout": os.environ.get("VLLM_KV_CACHE_LAYOUT", ""),
-            **{key: settings.decode.engine.get(key) for key in _KV_ENGINE_KEYS},
-            **{f"prefill_{key}": settings.prefill.engine.get(key) for key in _KV_ENGINE_KEYS},
+            "engine": _shared_engine_arguments(settings),
         }
     }
+
+
+def _shared_engine_arguments(settings: Settings) -> dict[str, Any]:
+    """Return the engine arguments that prefill and decode must have in common.
+
+    Raises: SettingsError naming one in which they differ: they would compute different KV caches.
+    """
+    prefill, decode = (
+        {key: value for key, value in engine.items() if key not in _LOCAL_ENGINE_KEYS}
+        for engine in (settings.prefill.engine, settings.decode.engine)
+    )
+    for key in sorted(prefill.keys() | decode.keys()):
+        if prefill.get(key) != decode.get(key):
+            raise SettingsError(
+                f"prefill.engine.{key} is {prefill.get(key)!r} and decode.engine.{key} is {decode.get(key)!r}: "
+                "the KV cache that one computes must fit the other, so set both alike"
+            )
+    return decode

@@ -104,8 +104,12 @@ class Intake:
         With fewer slots than queues, a take that waits on a lower lane could hold the slot that a higher
         lane needs; then the queues are asked in turn, and only the first is waited for, shortly.
         """
+        if self._slots.free <= 0 or not self._is_open():
+            for take in self._takes:
+                take.cancel()
+            return
         waiting = {take.get_name() for take in self._takes}
-        if _SWEEP in waiting or not self._is_open() or self._slots.free <= 0:
+        if _SWEEP in waiting:
             return
         if self._slots.free >= len(self._queues):
             for queue in self._queues:

@@ -13,7 +13,9 @@ import msgspec
 from headrace.shared.subjects import Lane, Role
 from headrace.shared.wire import Message
 
-Endpoint = Literal["chat.completions", "completions"]
+Endpoint = Literal["chat.completions", "completions", "responses", "generate"]
+RenderAsk = Literal["tokenize", "detokenize", "chat.completions.render", "completions.render"]
+DerenderAsk = Literal["chat.completions.derender", "completions.derender"]
 Status = Literal["ok", "error", "cancelled", "expired"]
 FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
 
@@ -74,6 +76,19 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """True: another attempt may succeed."""
 
 
+class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Logprobs of a prompt as one table: a row each token ID but the first, which has none. An array on the wire."""
+
+    width: int
+    """Entries a row: the prompt's own token ID, then the likeliest ones, best first; 0 when there are no rows."""
+    token_ids: bytes
+    """Packed, row by row."""
+    logprobs: bytes
+    """Little-endian float32, row by row."""
+    ranks: bytes
+    """Packed: a row each, the rank of the prompt's own token ID in the vocabulary, from 1."""
+
+
 class Prompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One rendered prompt. A chat has one; a completions call has one for each of its prompts."""
 
@@ -87,6 +102,9 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether the prompt already closed the reasoning block. None: no reasoning parser. Set by render."""
     reasoning_parser_kwargs: dict[str, Any] | None = None
     """Passed to the engine's reasoning parser for structured outputs. None: none. Set by render."""
+    prompt_logprobs: int | None = None
+    """Logprobs of the prompt: so many of the likeliest token IDs at each place, beside its own; -1: the whole
+    vocabulary. None: not asked for. Set by render."""
 
 
 class Job(Message, frozen=True, tag="job.v1"):
@@ -119,7 +137,7 @@ class Job(Message, frozen=True, tag="job.v1"):
     n: int = 1
     """Choices a prompt. Choice `i` of prompt `p` has the index `p * n + i`."""
     priority: int = 0
-    """vLLM's scheduling priority: lower runs earlier."""
+    """The client's own priority within its lane: lower runs earlier."""
     traceparent: str | None = None
     """W3C trace context. None: not traced."""
     timings: Timings = Timings()
@@ -149,8 +167,12 @@ class PrefillTask(Message, frozen=True, tag="prefill.v1"):
     """`token_ids.prompt_hash` of IDs, salt and adapter; 32 hex digits."""
     cache_salt: str | None = None
     """As in the job."""
-    priority: int = 0
+    lane: Lane = Lane.RT
     """As in the job."""
+    priority: int = 0
+    """vLLM's scheduling priority: lower runs earlier; the lane's part is in it."""
+    prompt_logprobs: int | None = None
+    """As in the job; the handoff must bring them. None: not asked for."""
 
 
 class Handoff(Message, frozen=True, tag="handoff.v1"):
@@ -178,6 +200,8 @@ class Handoff(Message, frozen=True, tag="handoff.v1"):
     """The forward pass."""
     num_cached_token_ids: int = 0
     """Prompt token IDs found in prefill's own prefix cache."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """What the task asked for. None: nothing."""
 
 
 class PrefillFailed(Message, frozen=True, tag="prefill_failed.v1"):
@@ -248,6 +272,9 @@ class Tokens(msgspec.Struct, frozen=True, array_like=True):
     """The stop token ID that ended it. None: EOS, or not stopped."""
     logprobs: list[list[tuple[int, float, int | None]]] | None = None
     """One list a token ID: `[token_id, logprob, rank]` each, the sampled one first. None: not asked for."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """Those of the choice's prompt, in the first entry of the prompt's first choice. None: another entry, or not
+    asked for."""
 
 
 class StreamEnd(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -319,6 +346,32 @@ class StreamUnknown(Message, frozen=True, tag="unknown_stream.v1"):
     """Who."""
     stream_id: int
     """The stream."""
+
+
+class Ask(Message, frozen=True, tag="ask.v1"):
+    """A question that one worker answers at once, without an engine: edge → one render or derender worker."""
+
+    request_id: str
+    """Names the question in logs, and in an answer that has an ID."""
+    tenant: str
+    """Whose question it is."""
+    endpoint: RenderAsk | DerenderAsk
+    """Which endpoint the body is for; render and derender each refuse the other's."""
+    deadline: float
+    """After this nobody waits for the answer (Unix seconds)."""
+    body: bytes
+    """The client's own JSON, untouched."""
+
+
+class AskAnswer(Message, frozen=True, tag="answer.v1"):
+    """The answer to an `ask.v1`: one render or derender worker → the edge, as the reply."""
+
+    http_status: int
+    """200, or that of the error."""
+    body: bytes
+    """JSON: the whole answer, or OpenAI's error body."""
+    retry_after_s: float | None = None
+    """When to try again. None: no advice."""
 
 
 class Cancel(Message, frozen=True, tag="cancel.v1"):

@@ -20,6 +20,7 @@ from headrace.shared.errors import SettingsError
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
+SubjectToken = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,128}$")]
 EngineKind = Literal["vllm", "fake"]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
@@ -74,7 +75,7 @@ class GatewaySettings(_Section, frozen=True):
     port: Port = 8000  #: 0: any free one
     max_body_bytes: Positive = 8 * 2**20  #: a larger request is 413
     deadline_s: Seconds = 600.0  #: of a request that names none
-    tenant: str = "default"  #: of requests without an API key
+    tenant: SubjectToken = "default"  #: of requests without an API key
     drain_timeout_s: Seconds = 120.0  #: at shutdown, for running requests
 
 
@@ -99,7 +100,7 @@ class DecodeSettings(_Section, frozen=True):
     """Generation; owns the job."""
 
     slots: Positive = 32  #: sequences in the engine at once
-    local_prefill_threshold: float = (
+    local_prefill_threshold: Annotated[float, msgspec.Meta(ge=0)] = (
         256  #: prompts with fewer uncached token IDs are prefilled here; 0: none, inf: all
     )
     prefill_timeout_s: Seconds = 120.0  #: for a handoff, from the task's publication
@@ -180,9 +181,14 @@ def load(
     _merge(values, _from_env(os.environ if env is None else env))
     _merge(values, overrides or {})
     try:
-        return msgspec.convert(values, Settings, strict=False)
+        settings = msgspec.convert(values, Settings, strict=False)
     except msgspec.ValidationError as error:
         raise SettingsError(f"settings: {error}") from None
+    if math.isnan(settings.decode.local_prefill_threshold):
+        raise SettingsError(
+            "settings: decode.local_prefill_threshold must be a number from 0 to inf, got nan"
+        )
+    return settings
 
 
 def dump(settings: Settings) -> bytes:

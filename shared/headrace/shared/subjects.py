@@ -83,14 +83,29 @@ def parse_req(subject: str) -> tuple[str, str, Lane]:
         ) from None
 
 
-def job(slug: str, lane: Lane) -> str:
-    """Rendered jobs: render → decode."""
-    return f"{ROOT}.job.{slug}.{lane}"
+def render_ask(slug: str) -> str:
+    """Questions that render answers at once: gateway or any service → one render worker (queue group `render`)."""
+    return f"{ROOT}.render.ask.{slug}"
 
 
-def prefill(slug: str) -> str:
-    """Prefill tasks: decode → any prefill worker of the model."""
-    return f"{ROOT}.pf.{slug}"
+def derender_ask(slug: str) -> str:
+    """The same for derender: gateway or any service → one derender worker (queue group `derender`)."""
+    return f"{ROOT}.derender.ask.{slug}"
+
+
+def pool(slug: str, contract: str) -> str:
+    """Return the token of the workers that share a model and a contract: they alone share a queue."""
+    return f"{slug}_{contract[:8]}"
+
+
+def job(pool: str, lane: Lane) -> str:
+    """Rendered jobs: render → a decode worker of the same contract."""
+    return f"{ROOT}.job.{pool}.{lane}"
+
+
+def prefill(pool: str, lane: Lane) -> str:
+    """Prefill tasks: decode → any prefill worker of the same contract."""
+    return f"{ROOT}.pf.{pool}.{lane}"
 
 
 def kv(instance: str) -> str:

@@ -16,6 +16,7 @@ from headrace.shared.messages import Endpoint
 from headrace.shared.subjects import Lane, check_token, parse_req, req
 
 MESSAGE_ID = "Nats-Msg-Id"
+REQUEST_ID = "Hr-Request-Id"
 ENDPOINT = "Hr-Endpoint"
 DEADLINE = "Hr-Deadline"
 ACCEPTED = "Hr-Accepted"
@@ -36,7 +37,7 @@ def valid_traceparent(value: str | None) -> str | None:
 class Submission:
     """One request: an edge, or any service → render."""
 
-    request_id: str  #: names the request everywhere; a subject token. Header `Nats-Msg-Id`
+    request_id: str  #: names the request everywhere; a subject token. Header `Hr-Request-Id`, else `Nats-Msg-Id`
     tenant: str  #: whose request it is. From the subject
     slug: str  #: the model's subject token. From the subject
     lane: Lane  #: how urgent it is. From the subject
@@ -52,8 +53,9 @@ class Submission:
         return req(self.tenant, self.slug, self.lane)
 
     def to_headers(self) -> dict[str, str]:
-        """Return the headers to publish `body` with; the broker layer adds `Nats-Msg-Id`."""
+        """Return the headers to publish `body` with; the broker layer adds `Nats-Msg-Id`, from `message_id`."""
         headers = {
+            REQUEST_ID: self.request_id,
             ENDPOINT: self.endpoint,
             DEADLINE: f"{self.deadline:.6f}",
             ACCEPTED: f"{self.accepted:.6f}",
@@ -61,6 +63,11 @@ class Submission:
         if self.traceparent is not None:
             headers[TRACEPARENT] = self.traceparent
         return headers
+
+    @property
+    def message_id(self) -> str:
+        """Tells the broker a repeated publish; holds the tenant, so that two may use the same request ID."""
+        return f"{self.tenant}.{self.request_id}"
 
     @classmethod
     def from_received(
@@ -73,17 +80,13 @@ class Submission:
         """
         tenant, slug, lane = parse_req(subject)
         headers = headers or {}
-        if MESSAGE_ID not in headers:
-            raise MalformedMessageError(
-                f"a submission needs the header {MESSAGE_ID}: it is the request ID"
-            )
         endpoint = headers.get(ENDPOINT, "chat.completions")
         if endpoint not in _ENDPOINTS:
             raise MalformedMessageError(
                 f"{ENDPOINT} must be one of {', '.join(_ENDPOINTS)}, got {endpoint!r}"
             )
         return cls(
-            request_id=check_token(headers[MESSAGE_ID], MESSAGE_ID),
+            request_id=_request_id(headers),
             tenant=check_token(tenant, "tenant"),
             slug=check_token(slug, "model"),
             lane=lane,
@@ -93,6 +96,24 @@ class Submission:
             body=payload,
             traceparent=valid_traceparent(headers.get(TRACEPARENT)),
         )
+
+
+def caller_of(subject: str, headers: Mapping[str, str] | None) -> tuple[str, Lane, str]:
+    """Return tenant, lane and request ID of a submission that is otherwise wrong, so that its caller can be told.
+
+    Raises: MalformedMessageError when they can't be read either.
+    """
+    tenant, _, lane = parse_req(subject)
+    return check_token(tenant, "tenant"), lane, _request_id(headers or {})
+
+
+def _request_id(headers: Mapping[str, str]) -> str:
+    for name in (REQUEST_ID, MESSAGE_ID):
+        if name in headers:
+            return check_token(headers[name], name)
+    raise MalformedMessageError(
+        f"a submission needs the header {MESSAGE_ID}, or {REQUEST_ID}: it is the request ID"
+    )
 
 
 def _time(headers: Mapping[str, str], name: str, default: float) -> float:

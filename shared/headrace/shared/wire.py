@@ -77,7 +77,7 @@ def decode(data: bytes, *message_types: type[Message]) -> Message:
     try:
         message: Message = _decoder(message_types).decode(data)
         return message
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _reason(data, message_types, error) from None
 
 
@@ -87,7 +87,7 @@ def _reason(
     expected = ", ".join(tag_of(t) for t in message_types)
     try:
         found = _tag_decoder.decode(data).t
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return MalformedMessageError(
             f"expected {expected}, got {len(data)} bytes that are no message: {error}"
         )

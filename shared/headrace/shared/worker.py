@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -21,6 +22,7 @@ from headrace.shared.errors import (
     EngineDeadError,
     ExpiredError,
     RequestError,
+    WireError,
 )
 from headrace.shared.messages import DeadLetter, Heartbeat, Status, Terminal, Timings
 from headrace.shared.openai_errors import error_body
@@ -58,6 +60,11 @@ class Worker:
     def slug(self) -> str:
         """The model's token in subjects."""
         return subjects.model_slug(self.model)
+
+    @property
+    def pool(self) -> str:
+        """The token of the queues that only workers of this contract share."""
+        return subjects.pool(self.slug, self.contract)
 
     def heartbeat(self) -> Heartbeat:
         """Return what this worker is right now."""
@@ -127,13 +134,13 @@ class Worker:
         Raises: EngineDeadError, which ends the worker; what it held is delivered to another one.
         """
         if delivery.num_delivered > MAX_DELIVERIES:
-            await give_up(delivery)
-            await self.dead_letter(delivery, f"delivered {MAX_DELIVERIES} times and never settled")
+            reason = f"delivered {MAX_DELIVERIES} times and never settled"
+            await self._put_aside(delivery, give_up, reason)
             return
         try:
             await work(delivery)
         except (EngineDeadError, asyncio.CancelledError):
-            await self._give_back(delivery)
+            await self._give_back(delivery, HANDOVER_DELAY_S)
             raise
         except BrokerError as error:
             logger.warning(
@@ -149,15 +156,31 @@ class Worker:
                 extra={"action": "unexpected_error", "subject": delivery.subject},
             )
             if delivery.num_delivered < MAX_DELIVERIES:
-                await delivery.nak(REDELIVERY_DELAY_S)
+                await self._give_back(delivery, REDELIVERY_DELAY_S)
                 return
-            await give_up(delivery)
-            await self.dead_letter(delivery, f"{type(error).__name__}: {error}")
+            await self._put_aside(delivery, give_up, f"{type(error).__name__}: {error}")
 
-    async def _give_back(self, delivery: Delivery) -> None:
-        """Let another worker have the message at once; without a broker it comes after `ack_wait`."""
+    async def _put_aside(
+        self, delivery: Delivery, give_up: Callable[[Delivery], Awaitable[None]], reason: str
+    ) -> None:
+        """Tell the caller, where there is one, and keep the message; what fails here is tried again later."""
         try:
-            await delivery.nak(HANDOVER_DELAY_S)
+            with contextlib.suppress(WireError):  # it can't be read: nobody can be told
+                await give_up(delivery)
+            await self.dead_letter(delivery, reason)
+        except (BrokerError, RequestError) as error:
+            logger.error(
+                "message on %s not put aside yet: %s",
+                delivery.subject,
+                error,
+                extra={"action": "dead_letter_failed", "subject": delivery.subject},
+            )
+            await self._give_back(delivery, REDELIVERY_DELAY_S)
+
+    async def _give_back(self, delivery: Delivery, delay_s: float) -> None:
+        """Let a worker have the message again soon; without a broker it comes after `ack_wait`."""
+        try:
+            await delivery.nak(delay_s)
         except BrokerError as error:
             logger.warning(
                 "message on %s comes again only after ack_wait: %s",
@@ -167,22 +190,22 @@ class Worker:
             )
 
     async def publish_terminal(self, tenant: str, lane: Lane, terminal: Terminal) -> None:
-        """End a request. Only the first terminal of a request counts; later ones change nothing.
+        """End a request. Only the first terminal of a request counts; a later one is not published.
 
-        Raises: BrokerError when the broker does not take it in time.
+        Raises: BrokerError when the broker does not take it in time, PayloadTooLargeError, QueueFullError.
         """
         payload = wire.encode(terminal)
+        name = f"{tenant}.{terminal.request_id}"
         if lane is not Lane.RT:
-            await self.broker.publish_durable(
-                subjects.res(tenant, terminal.request_id),
-                payload,
-                message_id=f"{terminal.request_id}.result",
-                expect_new_subject=True,
+            subject = subjects.res(tenant, terminal.request_id)
+            is_first = await self.broker.publish_durable(
+                subject, payload, message_id=f"{name}.result", expect_new_subject=True
             )
+            if not is_first:
+                stored = await self.broker.last(subject)
+                payload = payload if stored is None else stored.payload
         await self.broker.publish_durable(
-            subjects.out(tenant, terminal.request_id),
-            payload,
-            message_id=f"{terminal.request_id}.terminal",
+            subjects.out(tenant, terminal.request_id), payload, message_id=f"{name}.terminal"
         )
 
 
@@ -226,7 +249,7 @@ async def joined(
             cancels=Cancels(),
             slots=slots,
         )
-        await broker.declare_model(worker.slug)
+        await broker.declare_model(worker.slug, worker.pool)
         await worker.table.start()
         await worker.cancels.start(broker)
         beacon = Beacon(broker, worker.heartbeat)

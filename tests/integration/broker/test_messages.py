@@ -245,4 +245,4 @@ async def test_a_closed_broker_says_so(broker_settings: BrokerSettings) -> None:
     with pytest.raises(BrokerError, match="closed"):
         await broker.publish("hr.v1.frames.x", b"")
     with pytest.raises(BrokerError, match="closed"):
-        await broker.take(WorkQueue.prefill("m"), wait_s=1)
+        await broker.take(WorkQueue.prefill("m", Lane.RT), wait_s=1)

@@ -79,8 +79,8 @@ async def test_a_request_goes_all_the_way_through_with_each_roles_own_user(
     assert await decode.request(subjects.derender_open("m"), b"open", timeout_s=5) == b"opened"
     await decode.subscribe(subjects.kv("d1"), heard.put_nowait)
     await decode.subscribe(subjects.ctl("d1"), heard.put_nowait)
-    await decode.publish_durable(subjects.prefill("m"), b"task", message_id="r1.pf")
-    await take(prefill, WorkQueue.prefill("m"))
+    await decode.publish_durable(subjects.prefill("m", Lane.RT), b"task", message_id="r1.pf")
+    await take(prefill, WorkQueue.prefill("m", Lane.RT))
     await prefill.publish(subjects.kv("d1"), b"handoff")
     assert (await asyncio.wait_for(heard.get(), 5)).payload == b"handoff"
     await derender.subscribe(subjects.frames("x1"), heard.put_nowait)
@@ -103,6 +103,22 @@ async def test_a_request_goes_all_the_way_through_with_each_roles_own_user(
         await brokers[role].publish_durable(
             subjects.dead_letter(role, "m"), b"dead", message_id=f"dlq.{role}"
         )
+
+
+async def test_a_gateway_may_ask_render_and_derender(brokers: Brokers) -> None:
+    answers: set[asyncio.Task[None]] = set()
+    for role, subject in (
+        (Role.RENDER, subjects.render_ask("m")),
+        (Role.DERENDER, subjects.derender_ask("m")),
+    ):
+        worker = brokers[role]
+
+        def answer(received: Received, worker: Broker = worker) -> None:
+            answers.add(asyncio.create_task(worker.respond(received, bytes(5_000_000))))
+
+        await worker.subscribe(subject, answer, queue=role)
+        got = await brokers[Role.GATEWAY].request(subject, bytes(5_000_000), timeout_s=5)
+        assert got == bytes(5_000_000)
 
 
 async def test_every_worker_may_beat_and_every_role_may_listen(brokers: Brokers) -> None:
@@ -141,7 +157,7 @@ def heartbeat(role: Role) -> Heartbeat:
         (Role.PREFILL, subjects.res("acme", "r1")),
         (Role.PREFILL, subjects.dead_letter(Role.DECODE, "m")),
         (Role.DECODE, subjects.job("m", Lane.RT)),
-        (Role.DERENDER, subjects.prefill("m")),
+        (Role.DERENDER, subjects.prefill("m", Lane.RT)),
     ],
 )
 async def test_a_role_may_not_publish_what_is_anothers(
@@ -166,6 +182,9 @@ async def test_a_role_may_not_take_anothers_work(brokers: Brokers) -> None:
         (Role.RENDER, "hr.v1.>", ""),
         (Role.DERENDER, subjects.derender_open("m"), ""),
         (Role.DERENDER, subjects.derender_open("m"), "spies"),
+        (Role.DERENDER, subjects.derender_ask("m"), "spies"),
+        (Role.RENDER, subjects.render_ask("m"), ""),
+        (Role.DERENDER, subjects.render_ask("m"), "render"),
     ],
 )
 async def test_a_role_may_not_listen_to_what_is_anothers(

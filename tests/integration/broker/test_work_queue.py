@@ -76,11 +76,11 @@ async def test_two_takers_share_the_messages_and_hold_no_more_than_they_asked_fo
     broker: Broker, broker_settings: BrokerSettings, slug: str
 ) -> None:
     await broker.declare_model(slug)
-    queue = WorkQueue.prefill(slug)
+    queue = WorkQueue.prefill(slug, RT)
     second = await Broker.connect(broker_settings, role="test", name="second")
     for number in range(20):
         await broker.publish_durable(
-            subjects.prefill(slug), b"%d" % number, message_id=f"{slug}.{number}"
+            subjects.prefill(slug, RT), b"%d" % number, message_id=f"{slug}.{number}"
         )
     held = await asyncio.gather(
         *(take(broker, queue) for _ in range(3)), *(take(second, queue) for _ in range(2))
@@ -145,7 +145,7 @@ async def test_a_message_kept_alive_is_not_delivered_again(broker: Broker, slug:
     await broker.declare_model(slug)
     # The same stream, with a consumer that waits only a short time for a sign of life.
     hasty = WorkQueue(
-        "HR_PF", f"{slug}-hasty", f"{subjects.prefill(slug)}.hasty", 0.6, Role.PREFILL
+        "HR_PF", f"{slug}-hasty", f"{subjects.prefill(slug, RT)}.hasty", 0.6, Role.PREFILL
     )
     await broker._topology._declare_consumer(broker._control, hasty)
     await broker.publish_durable(hasty.filter_subject, b"long", message_id=uuid.uuid4().hex)

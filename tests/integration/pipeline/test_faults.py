@@ -17,7 +17,8 @@ from headrace.decode import engine as decode_engines
 from headrace.engine.fake_engine import FakeDecodeEngine, FakePrefillEngine
 from headrace.prefill import engine as prefill_engines
 from headrace.shared import subjects, wire
-from headrace.shared.broker import Received
+from headrace.shared.broker import Broker, Received
+from headrace.shared.errors import QueueFullError
 from headrace.shared.messages import Chunk, DeadLetter, Handoff, Job, Prompt, Terminal
 from headrace.shared.settings import EngineKind, Settings
 from headrace.shared.subjects import Lane, Role
@@ -67,6 +68,12 @@ def slow(pipeline: Pipeline) -> None:
     """Let a step take a while, so that a test can come in between."""
     fake = msgspec.structs.replace(pipeline.settings.fake, step_s=0.002)
     pipeline.settings = msgspec.structs.replace(pipeline.settings, fake=fake)
+
+
+def pool_of(pipeline: Pipeline) -> str:
+    """Return the token of the queues that the workers of this pipeline share."""
+    decode = pipeline.heartbeat(Role.DECODE)
+    return subjects.pool(decode.model, decode.contract)
 
 
 async def sse(lines: AsyncIterator[str]) -> AsyncIterator[Any]:
@@ -298,7 +305,7 @@ async def test_a_request_past_its_deadline_ends_expired_and_costs_no_engine_time
     assert engines.decode[0].stats().num_steps == 0
 
 
-async def test_a_job_of_another_contract_is_refused_when_nobody_has_it(
+async def test_a_job_of_another_contract_on_this_contracts_queue_is_refused(
     pipeline: Pipeline, engines: Engines
 ) -> None:
     await pipeline.start(*STAGES)
@@ -319,9 +326,8 @@ async def test_a_job_of_another_contract_is_refused_when_nobody_has_it(
         stream=False,
         prompts=(Prompt(token_ids=b"\x01\x00\x00\x00", sampling_params=b"\x80"),),
     )
-    slug = pipeline.settings.model.served_name
     await pipeline.broker.publish_durable(
-        subjects.job(slug, Lane.RT), wire.encode(job), message_id=request_id
+        subjects.job(pool_of(pipeline), Lane.RT), wire.encode(job), message_id=request_id
     )
     terminal = wire.decode((await ended.get()).payload, Terminal)
     assert (terminal.status, terminal.http_status) == ("error", 503)
@@ -335,9 +341,15 @@ async def test_rubbish_on_every_subject_is_put_aside_and_the_pipeline_serves_on(
     slug = pipeline.settings.model.served_name
     letters: asyncio.Queue[Received] = asyncio.Queue()
     await pipeline.broker.subscribe("hr.v1.dlq.>", letters.put_nowait)
-    rubbish = [b"", b"\xc1", b"not msgpack", wire.encode(Terminal(request_id="r", seq=0, status="ok", http_status=200))]
+    rubbish = [
+        b"",
+        b"\xc1",
+        b"not msgpack",
+        wire.encode(Terminal(request_id="r", seq=0, status="ok", http_status=200)),
+    ]
     for number, payload in enumerate(rubbish):
-        for subject in (subjects.job(slug, Lane.RT), subjects.prefill(slug)):
+        pool = pool_of(pipeline)
+        for subject in (subjects.job(pool, Lane.RT), subjects.prefill(pool, Lane.RT)):
             await pipeline.broker.publish_durable(
                 subject, payload, message_id=f"{slug}-{subject}-{number}"
             )
@@ -418,3 +430,121 @@ async def test_a_job_that_ends_its_worker_each_time_is_put_aside_and_answered(
     assert answer.status_code == 500
     good = await client.post("/v1/completions", json=completion(pipeline, "good"))
     assert good.json()["choices"][0]["text"] == expected_text("good", 16)
+
+
+def with_model(pipeline: Pipeline, **changes: Any) -> Settings:
+    """Return the pipeline's settings with another model section: another contract."""
+    model = msgspec.structs.replace(pipeline.settings.model, **changes)
+    return msgspec.structs.replace(pipeline.settings, model=model)
+
+
+async def test_a_job_waits_for_a_busy_worker_of_its_contract_beside_a_free_one_of_another(
+    pipeline: Pipeline, client: httpx.AsyncClient, held: Engines
+) -> None:
+    decode = msgspec.structs.replace(pipeline.settings.decode, slots=1)
+    pipeline.settings = msgspec.structs.replace(pipeline.settings, decode=decode)
+    await pipeline.start(Role.GATEWAY, *STAGES)
+    first = asyncio.create_task(client.post("/v1/completions", json=completion(pipeline, "one")))
+    await held.decode[0].wait_until(lambda stats: stats.num_running == 1)
+    held.hold_decode = False
+    await pipeline.start(Role.DECODE, settings=with_model(pipeline, max_model_len=1_000))
+    jobs: asyncio.Queue[Received] = asyncio.Queue()
+    await pipeline.broker.subscribe("hr.v1.job.>", jobs.put_nowait)
+    second = asyncio.create_task(client.post("/v1/completions", json=completion(pipeline, "two")))
+    await jobs.get()  # it waits in the queue
+    held.decode[0].release()
+    answers = [(await request).json()["choices"][0]["text"] for request in (first, second)]
+    assert answers == [expected_text("one", 16), expected_text("two", 16)]
+    assert held.decode[1].stats().num_steps == 0
+
+
+async def test_a_prefill_worker_of_another_contract_gets_nothing(
+    pipeline: Pipeline, client: httpx.AsyncClient, engines: Engines
+) -> None:
+    await pipeline.start(Role.GATEWAY, *STAGES)
+    await pipeline.start(Role.PREFILL, settings=with_model(pipeline, max_model_len=1_000))
+    for number in range(6):
+        answer = await client.post("/v1/completions", json=completion(pipeline, f"number {number}"))
+        assert answer.json()["choices"][0]["text"] == expected_text(f"number {number}", 16)
+    assert engines.prefill[1].stats().num_steps == 0
+
+
+async def test_two_tenants_may_use_the_same_request_id(pipeline: Pipeline) -> None:
+    await pipeline.start(*STAGES)
+    slug = pipeline.settings.model.served_name
+    ends: asyncio.Queue[Received] = asyncio.Queue()
+    texts = {}
+    for tenant in ("acme", "umbrella"):
+        await pipeline.broker.subscribe(subjects.out(tenant, f"r-{slug}"), ends.put_nowait)
+        assert await pipeline.broker.publish_durable(
+            subjects.req(tenant, slug, Lane.STD),
+            json.dumps(completion(pipeline, f"for {tenant}")).encode(),
+            message_id=f"{tenant}.r-{slug}",
+            headers={"Hr-Request-Id": f"r-{slug}", "Hr-Endpoint": "completions"},
+        )
+    for _ in range(2):
+        received = await ends.get()
+        terminal = wire.decode(received.payload, Chunk, Terminal)
+        assert isinstance(terminal, Terminal)
+        texts[received.subject.split(".")[3]] = json.loads(terminal.body)["choices"][0]["text"]
+    assert texts == {name: expected_text(f"for {name}", 16) for name in ("acme", "umbrella")}
+
+
+async def test_a_submission_with_a_wrong_header_is_answered(pipeline: Pipeline) -> None:
+    await pipeline.start(*STAGES)
+    terminal = await submit(
+        pipeline, f"r-{pipeline.settings.model.served_name}", **{"Hr-Deadline": "soon"}
+    )
+    assert (terminal.status, terminal.http_status) == ("error", 400)
+    assert b"Hr-Deadline must be Unix seconds" in terminal.body
+
+
+async def test_a_full_job_queue_is_a_429_at_once(
+    pipeline: Pipeline, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await pipeline.start(Role.GATEWAY, *STAGES)
+    publish = Broker.publish_durable
+
+    async def full(self: Broker, subject: str, *args: Any, **more: Any) -> bool:
+        if subject.startswith("hr.v1.job."):
+            raise QueueFullError("the job queue is full")
+        return await publish(self, subject, *args, **more)
+
+    monkeypatch.setattr(Broker, "publish_durable", full)
+    answer = await client.post("/v1/completions", json=completion(pipeline, "too much"))
+    assert answer.status_code == 429
+    assert float(answer.headers["retry-after"]) > 0
+
+
+async def test_a_dead_letter_that_can_not_be_stored_ends_no_worker(
+    pipeline: Pipeline, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await pipeline.start(Role.GATEWAY, *STAGES)
+    publish, refused = Broker.publish_durable, asyncio.Event()
+
+    async def full(self: Broker, subject: str, *args: Any, **more: Any) -> bool:
+        if subject.startswith("hr.v1.dlq."):
+            refused.set()
+            raise QueueFullError("the broker's store is full")
+        return await publish(self, subject, *args, **more)
+
+    monkeypatch.setattr(Broker, "publish_durable", full)
+    await publish(
+        pipeline.broker, subjects.job(pool_of(pipeline), Lane.RT), b"rubbish", message_id="bad"
+    )
+    await refused.wait()
+    answer = await client.post("/v1/completions", json=completion(pipeline, "still here"))
+    assert answer.json()["choices"][0]["text"] == expected_text("still here", 16)
+    assert not any(service.task.done() for service in pipeline.services)
+
+
+async def test_a_later_terminal_of_a_kept_result_is_not_published(
+    pipeline: Pipeline,
+) -> None:
+    await pipeline.start(*STAGES)
+    request_id = f"r-{pipeline.settings.model.served_name}"
+    earlier = Terminal(request_id=request_id, seq=0, status="ok", http_status=200, body=b'"first"')
+    await pipeline.broker.publish_durable(
+        subjects.res("acme", request_id), wire.encode(earlier), message_id=f"{request_id}.earlier"
+    )
+    assert await submit(pipeline, request_id) == earlier

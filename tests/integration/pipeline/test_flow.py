@@ -7,8 +7,11 @@ from typing import Any
 
 import httpx
 import msgspec
+import pytest
 
-from headrace.engine.fake_text import expected_output
+from headrace.engine.fake_text import expected_output, expected_prompt_logprobs
+from headrace.shared import token_ids
+from headrace.shared.prompt_logprobs import unpack_logprobs
 from headrace.shared.subjects import Role
 
 from .conftest import STAGES, Pipeline
@@ -113,6 +116,55 @@ async def test_n_choices_move_the_kv_once(pipeline: Pipeline, client: httpx.Asyn
     await pipeline.table.wait_for(
         lambda table: [h.num_prefilled for h in table.ready(Role.PREFILL)] == [2]
     )
+
+
+def expected_rows(prompt: str, asked: int) -> list[dict[str, Any] | None]:
+    """Return the logprobs of a prompt as the fake answers have them."""
+    table = expected_prompt_logprobs(list(prompt.encode()), asked)
+    assert table is not None
+    pairs = list(zip(token_ids.unpack(table.token_ids), unpack_logprobs(table), strict=True))
+    rows = [pairs[start : start + table.width] for start in range(0, len(pairs), table.width)]
+    return [None, *({str(i): {"logprob": value} for i, value in reversed(row)} for row in rows)]
+
+
+@pytest.mark.parametrize("mode", ["remote", "local"])
+async def test_logprobs_of_a_prompt_come_from_where_it_is_computed(
+    pipeline: Pipeline, client: httpx.AsyncClient, mode: str
+) -> None:
+    roles = [role for role in STAGES if mode == "remote" or role is not Role.PREFILL]
+    await pipeline.start(Role.GATEWAY, *roles)
+    request = {
+        "model": pipeline.settings.model.served_name,
+        "prompt": ["hello there", "and you"],
+        "max_tokens": 5,
+        "n": 2,
+        "prompt_logprobs": 3,
+    }
+    answer = await client.post("/v1/completions", json=request)
+    assert answer.status_code == 200, answer.text
+    rows = [choice["prompt_logprobs"] for choice in answer.json()["choices"]]
+    expected = [expected_rows(prompt, 3) for prompt in request["prompt"]]
+    assert rows == [expected[0], expected[0], expected[1], expected[1]]
+    record = (await client.get(f"/requests/{answer.headers['x-request-id']}")).json()
+    assert record["timings"]["prefill_mode"] == mode
+
+
+async def test_an_answer_with_more_logprobs_than_a_message_holds_goes_through(
+    pipeline: Pipeline, client: httpx.AsyncClient
+) -> None:
+    prompt = "x" * 7000
+    await pipeline.start(Role.GATEWAY, *STAGES)
+    request = {
+        "model": pipeline.settings.model.served_name,
+        "prompt": [prompt, prompt],
+        "max_tokens": 5,
+        "prompt_logprobs": 20,
+    }
+    answer = await client.post("/v1/completions", json=request)
+    assert answer.status_code == 200, answer.text
+    assert [choice["prompt_logprobs"] for choice in answer.json()["choices"]] == [
+        expected_rows(prompt, 20)
+    ] * 2
 
 
 async def test_a_stop_string_ends_the_answer_and_the_generation(

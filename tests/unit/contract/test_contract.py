@@ -102,10 +102,31 @@ def test_another_kv_cache_dtype_is_another_contract(model: Path) -> None:
         env={},
         overrides={
             "model": {"name": str(model)},
+            "prefill": {"engine": {"kv_cache_dtype": "fp8"}},
             "decode": {"engine": {"kv_cache_dtype": "fp8"}},
         },
     )
     assert contract(settings, engine="vllm") != of(model)
+
+
+def test_prefill_and_decode_must_agree_on_what_shapes_the_kv_cache(model: Path) -> None:
+    overrides = {
+        "model": {"name": str(model)},
+        "decode": {"engine": {"kv_cache_dtype": "fp8"}},
+    }
+    settings = load(env={}, overrides=overrides)
+    with pytest.raises(SettingsError, match=r"decode\.engine\.kv_cache_dtype is 'fp8'"):
+        contract(settings, engine="vllm")
+
+
+def test_how_much_an_engine_takes_at_once_may_differ(model: Path) -> None:
+    overrides = {
+        "model": {"name": str(model)},
+        "decode": {"engine": {"max_num_seqs": 64, "enforce_eager": False}},
+        "prefill": {"engine": {"max_num_batched_tokens": 8192}},
+    }
+    settings = load(env={}, overrides=overrides)
+    assert contract(settings, engine="vllm") == of(model)
 
 
 def test_slots_and_ports_are_nobody_elses_business(model: Path) -> None:

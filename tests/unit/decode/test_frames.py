@@ -9,6 +9,7 @@ import pytest
 from headrace.decode import frames
 from headrace.decode.frames import FrameLink
 from headrace.decode.stream_log import StreamLog
+from headrace.engine.fake_text import expected_prompt_logprobs
 from headrace.engine.interface import DecodeOutput
 from headrace.shared.messages import Frame, StreamEnd
 
@@ -118,6 +119,19 @@ async def test_a_large_backlog_is_cut_into_frames(wire: Wire) -> None:
     assert (first.ends, second.ends) == ((), (source.end,))
 
 
+async def test_a_prompts_logprobs_count_as_part_of_a_frame(wire: Wire) -> None:
+    table = expected_prompt_logprobs([1] * 600, -1)
+    assert table is not None
+    assert len(table.token_ids) + len(table.logprobs) > frames.MAX_FRAME_BYTES
+    sources = [Source(1), Source(2)]
+    for source in sources:
+        source.log.add(0, DecodeOutput(token_ids=[1], prompt_logprobs=table))
+        wire.link.attach(source)
+    for source in sources:
+        frame = await wire.frames.get()
+        assert [entry.stream_id for entry in frame.tokens] == [source.log.stream_id]
+
+
 async def test_a_worker_that_acknowledges_nothing_is_given_up(wire: Wire) -> None:
     source = Source(1)
     wire.link.attach(source)
@@ -166,3 +180,21 @@ async def test_a_detached_stream_sends_nothing_more(wire: Wire) -> None:
     wire.link.attach(other)
     wire.add(other, 2)
     assert [entry.stream_id for entry in (await wire.frames.get()).tokens] == [2]
+
+
+async def test_a_word_about_a_detached_stream_is_ignored(wire: Wire) -> None:
+    source = Source(1)
+    wire.link.attach(source)
+    await asyncio.sleep(0)
+    wire.link.detach(1)
+    wire.link.notify(1)
+    wire.link.send_end(1)
+    wire.link.resync(1, 0)
+    other = Source(2)
+    wire.link.attach(other)
+    wire.add(other, 5)
+    frames_seen = [await wire.frames.get()]
+    while not frames_seen[-1].tokens:
+        frames_seen.append(await wire.frames.get())
+    assert [entry.stream_id for entry in frames_seen[-1].tokens] == [2]
+    assert not wire.task.done()

@@ -15,7 +15,9 @@ from headrace.engine.fake_engine import (
     FaultPlan,
     expected_output,
 )
+from headrace.engine.fake_text import expected_prompt_logprobs
 from headrace.engine.interface import DecodeOutput
+from headrace.shared import prompt_logprobs
 from headrace.shared.errors import (
     BadRequestError,
     EngineDeadError,
@@ -59,6 +61,7 @@ def generate(
     kv: dict[str, Any] | None = None,
     token_ids: list[int] = PROMPT,
     seed_offset: int = 0,
+    prompt_logprobs_asked: int | None = None,
     **sampling_params: Any,
 ) -> Any:
     return engine.generate(
@@ -69,6 +72,7 @@ def generate(
         cache_salt=None,
         priority=0,
         seed_offset=seed_offset,
+        prompt_logprobs=prompt_logprobs_asked,
     )
 
 
@@ -105,6 +109,31 @@ async def test_logprobs_come_with_the_sampled_id_first(decode: FakeDecodeEngine)
     assert last.logprobs is not None
     assert [entry[0][0] for entry in last.logprobs] == last.token_ids
     assert all(len(entry) == 3 for entry in last.logprobs)
+
+
+@pytest.mark.parametrize("asked", [None, 0, 3, -1])
+async def test_both_engines_give_a_prompt_the_same_logprobs(
+    prefill: FakePrefillEngine, decode: FakeDecodeEngine, asked: int | None
+) -> None:
+    result = await prefill.prefill(
+        "task", PROMPT, cache_salt=None, priority=0, prompt_logprobs=asked
+    )
+    outputs = [o async for o in generate(decode, prompt_logprobs_asked=asked)]
+    expected = expected_prompt_logprobs(PROMPT, asked)
+    assert result.prompt_logprobs == expected
+    assert [output.prompt_logprobs for output in outputs] == [expected] + [None] * (
+        len(outputs) - 1
+    )
+    if asked is not None:
+        assert prompt_logprobs.problem(expected, PROMPT) is None
+
+
+async def test_logprobs_of_a_prompt_that_is_pulled_are_refused(
+    prefill: FakePrefillEngine, decode: FakeDecodeEngine
+) -> None:
+    kv = await handoff(prefill)
+    with pytest.raises(BadRequestError, match="prompt_logprobs can't go with kv_transfer_params"):
+        await collect(generate(decode, kv, prompt_logprobs_asked=1))
 
 
 async def test_a_pulled_prompt_gives_the_same_answer_and_frees_its_blocks(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from headrace.gateway.app import create_app
+from headrace.gateway.ask import Asker
 from headrace.gateway.handler import Handler
 from headrace.gateway.link import Link
 from headrace.gateway.pace import Pace
 from headrace.shared import subjects, wire
 from headrace.shared.errors import BrokerError
-from headrace.shared.messages import Cancel, Chunk, Heartbeat, Terminal
+from headrace.shared.messages import Ask, AskAnswer, Cancel, Chunk, Heartbeat, Terminal
 from headrace.shared.subjects import Role
 from headrace.shared.submission import Submission
 from headrace.shared.wire import Message
@@ -43,6 +44,11 @@ class Subscription:
         self._broker.changed.set()
 
 
+async def never(ask: Ask) -> AskAnswer:
+    await asyncio.Event().wait()
+    raise AssertionError("the event is never set")
+
+
 class FakeBroker:
     """Keeps what is published; `script` is the pipeline's answer to a submission."""
 
@@ -56,6 +62,8 @@ class FakeBroker:
         self.refuse: Exception | None = None
         self.is_new = True
         self.num_failing_replays = 0
+        self.asks: list[tuple[str, Ask]] = []
+        self.answer: Callable[[Ask], Awaitable[AskAnswer]] = never
         self.script: Callable[[Submission], None] = lambda submission: None
         self.changed = asyncio.Event()
 
@@ -82,6 +90,12 @@ class FakeBroker:
         self.changed.set()
         self.script(submission)
         return self.is_new
+
+    async def request(self, subject: str, payload: bytes, *, timeout_s: float) -> bytes:
+        ask = wire.decode(payload, Ask)
+        self.asks.append((subject, ask))
+        self.changed.set()
+        return wire.encode(await self.answer(ask))
 
     async def replay(self, subject: str) -> list[Received]:
         self.replays.append(subject)
@@ -218,7 +232,8 @@ class GatewayUnderTest:
         self.handler = Handler(
             self.link, tenant="default", deadline_s=600.0, pace=pace, clock=lambda: NOW
         )
-        self.app = create_app(self.link, self.handler, max_body_bytes=1_000, pace=pace)
+        asker = Asker(self.link, tenant="default", timeout_s=pace.ask_timeout_s, clock=lambda: NOW)
+        self.app = create_app(self.link, self.handler, asker, max_body_bytes=1_000, pace=pace)
 
     def post(
         self,

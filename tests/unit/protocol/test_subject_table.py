@@ -16,7 +16,7 @@ from headrace.shared.subjects import Lane, Role
 from headrace.shared.wire import Message
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "protocol.md"
-NOT_BUILDERS = {"model_slug", "check_token", "parse_req"}
+NOT_BUILDERS = {"model_slug", "pool", "check_token", "parse_req"}
 LANE = re.compile(r"`(HR_\w+)`(?: \(([a-z, ]+)\))?")
 
 
@@ -42,6 +42,7 @@ def build(builder: Callable[..., str], lane: Lane) -> str:
     values = {
         "tenant": "TENANT",
         "slug": "MODEL",
+        "pool": "POOL",
         "lane": lane,
         "request_id": "REQUEST_ID",
         "instance": "INSTANCE",
@@ -94,4 +95,4 @@ def test_every_message_travels_on_some_row_and_no_row_names_another() -> None:
     answers = {tag for row in rows().values() for tag in re.findall(r"`([a-z_]+\.v\d+)`", row[5])}
     assert bodies | answers == tags
     # what comes back as the reply of a request has no subject of its own
-    assert answers - bodies == {"opened.v1", "refused.v1"}
+    assert answers - bodies == {"answer.v1", "opened.v1", "refused.v1"}

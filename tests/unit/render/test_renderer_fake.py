@@ -11,7 +11,7 @@ import pytest
 from headrace.render.renderer import Rendered, Renderer, build
 from headrace.shared import token_ids
 from headrace.shared.errors import BadRequestError, ModelNotFoundError
-from headrace.shared.messages import Endpoint
+from headrace.shared.messages import Ask, Endpoint
 from headrace.shared.settings import Settings, load
 
 USER = [{"role": "user", "content": "hé"}]
@@ -122,3 +122,76 @@ async def test_an_empty_prompt_or_a_foreign_id_is_a_bad_request(
 async def test_another_model_is_not_found(renderer: Renderer) -> None:
     with pytest.raises(ModelNotFoundError, match="`gpt` does not exist"):
         await render(renderer, {"messages": USER, "model": "gpt"})
+
+
+def ask(endpoint: Any, body: dict[str, Any]) -> Ask:
+    data = json.dumps(body).encode()
+    return Ask(request_id="q", tenant="t", endpoint=endpoint, deadline=0.0, body=data)
+
+
+@pytest.mark.asyncio
+async def test_text_is_its_bytes_and_back(renderer: Renderer) -> None:
+    body = {"prompt": "hé", "return_token_strs": True}
+    answer = json.loads(await renderer.ask(ask("tokenize", body)))
+    assert answer == {
+        "count": 3,
+        "max_model_len": renderer.max_model_len,
+        "tokens": [104, 195, 169],
+        "token_strs": ["h", "Ã", "©"],
+    }
+    answer = json.loads(await renderer.ask(ask("detokenize", {"tokens": [104, 195, 169]})))
+    assert answer == {"prompt": "hé"}
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "told"),
+    [
+        ("tokenize", {}, "prompt"),
+        ("detokenize", {"tokens": [256]}, "<= 255"),
+        ("completions.render", {}, "completions.render is not supported by the fake engine"),
+    ],
+)
+@pytest.mark.asyncio
+async def test_a_wrong_question_is_refused(
+    renderer: Renderer, endpoint: str, body: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(BadRequestError, match=told):
+        await renderer.ask(ask(endpoint, body))
+
+
+@pytest.mark.asyncio
+async def test_token_ids_and_parameters_of_a_generate_request_are_taken_as_they_are(
+    renderer: Renderer,
+) -> None:
+    params = {"max_tokens": 7, "n": 2, "seed": 3}
+    body = {
+        "token_ids": [1, 255],
+        "sampling_params": params,
+        "stream": True,
+        "priority": 4,
+        "cache_salt": "s",
+    }
+    rendered = await render(renderer, body, "generate")
+    assert token_ids.unpack(rendered.prompts[0].token_ids) == [1, 255]
+    given = params_of(rendered)
+    assert {name: given[name] for name in params} == params
+    assert (rendered.n, rendered.stream, rendered.priority) == (2, True, 4)
+    assert rendered.prompts[0].cache_salt == "s"
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"token_ids": [256]}, "prompt"),
+        ({"token_ids": []}, "token_ids"),
+        ({"sampling_params": {"n": 0}}, "sampling_params.n"),
+        ({"kv_transfer_params": {"do_remote_prefill": True}}, "kv_transfer_params"),
+    ],
+)
+@pytest.mark.asyncio
+async def test_a_wrong_generate_request_is_refused(
+    renderer: Renderer, more: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        await render(renderer, {"token_ids": [1], "sampling_params": {}, **more}, "generate")
+    assert caught.value.param == param

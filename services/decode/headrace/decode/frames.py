@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from headrace.decode.stream_log import StreamLog
-from headrace.shared.errors import BrokerError
+from headrace.shared.errors import BrokerError, RequestError
 from headrace.shared.messages import Frame, StreamEnd, Tokens
 
 logger = logging.getLogger(__name__)
@@ -16,7 +16,9 @@ logger = logging.getLogger(__name__)
 WINDOW = 256
 """Frames that may be unacknowledged; beyond that, token IDs wait in their logs and travel in larger frames."""
 MAX_FRAME_BYTES = 1 * 2**20
-"""Token ID bytes a frame; more goes into the next."""
+"""Bytes of token IDs and of prompts' logprobs a frame; more goes into the next."""
+LOGPROB_BYTES = 16
+"""Of one logprob on the wire, about."""
 STALL_S = 3.0
 """A derender worker that acknowledges nothing for so long is given up."""
 PROBE_S = 1.0
@@ -84,8 +86,9 @@ class FrameLink:
 
     def notify(self, stream_id: int) -> None:
         """The stream has new entries. Costs no task: the sender wakes once for all streams of a step."""
-        self._dirty[stream_id] = None
-        self._wake.set()
+        if stream_id in self._sources:
+            self._dirty[stream_id] = None
+            self._wake.set()
 
     def send_end(self, stream_id: int) -> None:
         """Send the stream's end (again)."""
@@ -134,7 +137,7 @@ class FrameLink:
         """Send a frame; one that is lost is missed by its receiver, who asks for it."""
         try:
             await self._send(frame)
-        except BrokerError as error:
+        except (BrokerError, RequestError) as error:
             logger.warning("frame not sent: %s", error, extra={"action": "frame_lost"})
 
     def _next(self) -> Frame:
@@ -145,7 +148,7 @@ class FrameLink:
             source = self._sources[stream_id]
             for entry in source.log.entries(self._cursors[stream_id]):
                 tokens.append(entry)
-                size += len(entry.token_ids)
+                size += _size(entry)
                 if size >= MAX_FRAME_BYTES:
                     break
             if tokens and tokens[-1].stream_id == stream_id:
@@ -165,3 +168,10 @@ class FrameLink:
             self._progress = self._now()
         self._seq += 1
         return Frame(decode_instance=self._decode_instance, seq=self._seq, tokens=tokens, ends=ends)
+
+
+def _size(entry: Tokens) -> int:
+    table = entry.prompt_logprobs
+    of_table = 0 if table is None else len(table.token_ids) + len(table.logprobs) + len(table.ranks)
+    of_rows = LOGPROB_BYTES * sum(len(row) for row in entry.logprobs or ())
+    return len(entry.token_ids) + of_table + of_rows

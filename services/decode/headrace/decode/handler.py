@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import aclosing
@@ -12,6 +13,7 @@ import msgspec
 
 from headrace.decode.prefill_leg import PrefillLeg
 from headrace.decode.prefix_index import PrefixIndex
+from headrace.decode.priority import engine_priority
 from headrace.decode.stream import Stream
 from headrace.engine.interface import DecodeEngine
 from headrace.shared import token_ids
@@ -135,6 +137,8 @@ class DecodeHandler:
     def _wants_remote(self, prompt: Prompt) -> bool:
         length = token_ids.count(prompt.token_ids)
         cached = self._index.num_cached(prompt.token_ids, prompt.cache_salt)
+        if prompt.prompt_logprobs is not None:
+            cached = 0  # what is in the cache has none: all of the prompt is computed
         return length - cached >= self._threshold and self._leg.has_worker
 
     async def _choices(
@@ -153,10 +157,22 @@ class DecodeHandler:
         given_to_engine = asyncio.Event()
 
         async def choice(i: int, kv_transfer_params: dict[str, Any] | None) -> None:
-            if i > 0:
-                await first_token.wait()
-            given_to_engine.set()
             index = number * job.n + i
+            stream.running(index, asyncio.current_task())
+            try:
+                if i > 0:
+                    await first_token.wait()
+                if not stream.is_stopped(index):
+                    await generated(i, index, kv_transfer_params)
+            except asyncio.CancelledError:
+                if not stream.is_stopped(index):
+                    raise
+            finally:
+                if stream.is_stopped(index):  # the others must not wait for it
+                    first_token.set()
+
+        async def generated(i: int, index: int, kv_transfer_params: dict[str, Any] | None) -> None:
+            given_to_engine.set()
             emitted = False
             outputs = self._engine.generate(
                 f"{job.request_id}-{index}-{attempt}",
@@ -164,38 +180,36 @@ class DecodeHandler:
                 prompt.sampling_params,
                 kv_transfer_params=kv_transfer_params,
                 cache_salt=prompt.cache_salt,
-                priority=job.priority,
+                priority=engine_priority(job),
                 seed_offset=i,
                 reasoning_ended=prompt.reasoning_ended,
                 reasoning_parser_kwargs=prompt.reasoning_parser_kwargs,
+                prompt_logprobs=prompt.prompt_logprobs if handoff is None and i == 0 else None,
             )
-            try:
-                async with aclosing(outputs):
-                    async for output in outputs:
-                        if output.finish_reason == "error":
-                            raise (
-                                EngineRequestError("the engine failed this request")
-                                if emitted or kv_transfer_params is None
-                                else PullFailedError("the KV cache could not be pulled")
+            async with aclosing(outputs):
+                async for output in outputs:
+                    if output.finish_reason == "error":
+                        raise (
+                            EngineRequestError("the engine failed this request")
+                            if emitted or kv_transfer_params is None
+                            else PullFailedError("the KV cache could not be pulled")
+                        )
+                    if not emitted:
+                        _note_first(output, watch)
+                        emitted = True
+                        if handoff is not None and i == 0:
+                            output = dataclasses.replace(
+                                output, prompt_logprobs=handoff.prompt_logprobs
                             )
-                        if not emitted:
-                            _note_first(output, watch)
-                            emitted = True
-                        watch.token()
-                        stream.add(index, output)
-                        first_token.set()
-            except asyncio.CancelledError:
-                if not stream.is_stopped(index):
-                    raise
+                    watch.token()
+                    stream.add(index, output)
+                    first_token.set()
 
         def started(i: int) -> Coroutine[Any, Any, None]:
             return choice(i, handoff.kv_transfer_params if handoff and i == 0 else None)
 
-        tasks = {number * job.n + i: asyncio.create_task(started(i)) for i in range(job.n)}
-        for index, task in tasks.items():
-            stream.running(index, task)
         try:
-            await gathered(tasks.values())
+            await all_or_none(started(i) for i in range(job.n))
         finally:
             if handoff is not None and not given_to_engine.is_set():
                 self._leg.release(handoff)
@@ -210,12 +224,7 @@ def _note_first(output: Any, watch: Stopwatch) -> None:
 
 async def all_or_none(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
     """Run all to their end; the first error cancels the rest, waits for them, and is raised as it is."""
-    await gathered([asyncio.create_task(coroutine) for coroutine in coroutines])
-
-
-async def gathered(tasks: Iterable[asyncio.Task[None]]) -> None:
-    """As `all_or_none`, of tasks."""
-    tasks = list(tasks)
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
         await asyncio.gather(*tasks)
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headrace.engine.handoff_check import check_kv_transfer_params
 from headrace.engine.interface import EngineInfo
-from headrace.shared import token_ids
+from headrace.shared import prompt_logprobs, token_ids
 from headrace.shared.errors import HandoffError
 from headrace.shared.messages import Handoff, PrefillTask
 
@@ -15,15 +15,17 @@ def check(
     info: EngineInfo,
     *,
     contract: str,
+    epoch: str | None,
     now: float,
     margin_s: float,
 ) -> None:
     """Let a handoff pass that answers `task`, is fresh, and fits this engine.
 
-    That it is used once is the caller's part: a task's answer is taken once (`prefill_leg.py`).
+    `epoch` is the engine that the prefill worker says it has; None: it has not said so yet. That the handoff is
+    used once is the caller's part: a task's answer is taken once (`prefill_leg.py`).
 
-    Raises: HandoffError whose `reason` is task, contract, prompt, epoch, expired, or one of
-    `check_kv_transfer_params`.
+    Raises: HandoffError whose `reason` is task, contract, prompt, epoch, expired, prompt_logprobs, or one
+    of `check_kv_transfer_params`.
     """
     if handoff.task_id != task.task_id:
         raise HandoffError("task", f"handoff of task {handoff.task_id}, expected {task.task_id}")
@@ -35,11 +37,11 @@ def check(
         raise HandoffError(
             "prompt", f"handoff of prompt {handoff.prompt_hash}, expected {task.prompt_hash}"
         )
-    if handoff.kv_transfer_params.get("remote_engine_id") != handoff.epoch:
+    engine_id = handoff.kv_transfer_params.get("remote_engine_id")
+    if engine_id != handoff.epoch or (epoch is not None and engine_id != epoch):
         raise HandoffError(
             "epoch",
-            f"handoff of engine {handoff.kv_transfer_params.get('remote_engine_id')!r}, but its "
-            f"worker's engine is {handoff.epoch!r}",
+            f"handoff of engine {engine_id!r}, but its worker's engine is {epoch or handoff.epoch!r}",
         )
     if now > handoff.expires - margin_s:
         raise HandoffError(
@@ -52,3 +54,7 @@ def check(
         num_prompt_token_ids=token_ids.count(task.token_ids),
         block_size=info.block_size,
     )
+    if task.prompt_logprobs is not None:
+        problem = prompt_logprobs.problem(handoff.prompt_logprobs, token_ids.unpack(task.token_ids))
+        if problem is not None:
+            raise HandoffError("prompt_logprobs", problem)

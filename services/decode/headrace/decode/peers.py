@@ -33,8 +33,7 @@ class Peers:
 
     async def greet_all(self) -> None:
         """Shake hands with every prefill worker there is; one that fails is tried again by `run`."""
-        for peer in self._new():
-            await self._greet(peer)
+        await asyncio.gather(*(self._greet(peer) for peer in self._new()))
 
     async def run(self) -> None:
         """Shake hands with each prefill worker that comes, until cancelled."""
@@ -76,9 +75,7 @@ class Peers:
         )
 
     async def _handoff(self, peer: Heartbeat) -> Handoff:
-        request = Handshake(
-            decode_instance=self._worker.instance, contract=self._worker.contract
-        )
+        request = Handshake(decode_instance=self._worker.instance, contract=self._worker.contract)
         answer = wire.decode(
             await self._worker.broker.request(
                 subjects.handshake(peer.instance), wire.encode(request), timeout_s=ANSWER_TIMEOUT_S

@@ -9,10 +9,12 @@ import uuid
 from collections.abc import Callable
 
 from headrace.decode import handoff as handoffs
+from headrace.decode.priority import engine_priority
 from headrace.engine.interface import DecodeEngine, EngineInfo
 from headrace.shared import subjects, wire
 from headrace.shared.broker import Received
 from headrace.shared.errors import (
+    BrokerError,
     HandoffError,
     NoWorkerError,
     RequestError,
@@ -50,6 +52,7 @@ class PrefillLeg:
         self._now = now
         self._waiting: dict[str, asyncio.Future[Handoff | PrefillFailed]] = {}
         self._tasks: dict[str, PrefillTask] = {}
+        self._num_reconnects = 0
         self._releases: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -84,7 +87,9 @@ class PrefillLeg:
             token_ids=prompt.token_ids,
             prompt_hash=prompt_hash(prompt.token_ids, prompt.cache_salt),
             cache_salt=prompt.cache_salt,
-            priority=job.priority,
+            priority=engine_priority(job),
+            lane=job.lane,
+            prompt_logprobs=prompt.prompt_logprobs,
         )
         answer: asyncio.Future[Handoff | PrefillFailed] = asyncio.get_running_loop().create_future()
         self._waiting[task.task_id] = answer
@@ -107,6 +112,7 @@ class PrefillLeg:
                 task,
                 self._info,
                 contract=self._worker.contract,
+                epoch=self._epoch_of(result.prefill_instance),
                 now=self._now(),
                 margin_s=self._margin_s,
             )
@@ -124,19 +130,36 @@ class PrefillLeg:
             raise
         return result
 
+    def _epoch_of(self, prefill_instance: str) -> str | None:
+        """Return the engine that a prefill worker has now, by its heartbeat. None: not heard of yet."""
+        for worker in self._worker.table.workers():
+            if worker.instance == prefill_instance:
+                return worker.epoch
+        return None
+
     def release(self, handoff: Handoff) -> None:
         """Give a handoff back that will not be pulled, so that prefill frees its blocks."""
         self._give_back(handoff)
 
-    async def _publish(self, task: PrefillTask) -> None:
+    async def _publish(self, task: PrefillTask, attempt: int = 0) -> None:
         await self._worker.broker.publish_durable(
-            subjects.prefill(self._worker.slug), wire.encode(task), message_id=task.task_id
+            subjects.prefill(self._worker.pool, task.lane),
+            wire.encode(task),
+            message_id=f"{task.task_id}.{attempt}",
         )
 
     async def _publish_again(self) -> None:
-        """A restarted broker has lost the queue, which is in memory; the message ID keeps one that has not."""
+        """While the broker was away, the task or its handoff may have been lost; of two handoffs one is taken."""
+        self._num_reconnects += 1
         for task in list(self._tasks.values()):
-            await self._publish(task)
+            try:
+                await self._publish(task, self._num_reconnects)
+            except (BrokerError, RequestError) as error:
+                logger.warning(
+                    "prefill task not published again: %s",
+                    error,
+                    extra={"action": "prefill_retry_failed", "request_id": task.request_id},
+                )
 
     async def _answer(
         self, answer: asyncio.Future[Handoff | PrefillFailed], task: PrefillTask

@@ -10,7 +10,7 @@ from typing import Any
 
 from headrace.decode import engine as engines
 from headrace.decode.frames import FrameLink
-from headrace.decode.handler import DecodeHandler, Stopwatch
+from headrace.decode.handler import DecodeHandler, Stopwatch, all_or_none
 from headrace.decode.peers import Peers
 from headrace.decode.prefill_leg import PrefillLeg
 from headrace.decode.prefix_index import PrefixIndex
@@ -52,7 +52,6 @@ logger = logging.getLogger(__name__)
 
 CLAIM_TIMEOUT_S = 2.0
 LINK_CHECK_S = 0.5
-CONTRACT_RETRY_S = 1.0
 END_GRACE_S = 10.0
 
 
@@ -63,7 +62,9 @@ async def run(settings: Settings, *, engine: EngineKind, stop: asyncio.Event) ->
     """
     decode_engine = engines.build(settings, engine)
     try:
-        info = await decode_engine.start()  # before any connection: a forked engine inherits sockets
+        info = (
+            await decode_engine.start()
+        )  # before any connection: a forked engine inherits sockets
         async with joined(
             settings,
             Role.DECODE,
@@ -112,7 +113,7 @@ class DecodeService:
         """Take jobs until `stop`, then drain."""
         await self._leg.start()
         await self._worker.broker.subscribe(subjects.ctl(self._worker.instance), self._on_control)
-        queues = [WorkQueue.job(self._worker.slug, lane) for lane in Lane]
+        queues = [WorkQueue.job(self._worker.pool, lane) for lane in Lane]
         intake = Intake(
             self._worker.broker,
             queues,
@@ -121,15 +122,14 @@ class DecodeService:
             on_stop=lambda: self._worker.enter("draining"),
         )
         await self._peers.greet_all()
-        watching = [
-            asyncio.create_task(self._watch_links()),
-            asyncio.create_task(self._peers.run()),
-        ]
+        await self._worker.enter("ready")
         try:
-            await self._worker.enter("ready")
-            await intake.run(stop, drain_timeout_s=self._settings.drain_timeout_s)
+            await guarded(
+                intake.run(stop, drain_timeout_s=self._settings.drain_timeout_s),
+                all_or_none([self._watch_links(), self._peers.run()]),
+            )
         finally:
-            for task in [*watching, *(task for _, task in self._links.values())]:
+            for _, task in self._links.values():
                 task.cancel()
 
     async def _work(self, delivery: Delivery) -> None:
@@ -151,18 +151,19 @@ class DecodeService:
         await self._publish_failure(job, EngineRequestError("this request made decode fail"))
 
     async def _other_contract(self, job: Job, delivery: Delivery) -> None:
-        """Leave a job to the workers of its contract; end it when there are none."""
-        if self._worker.table.ready(Role.DECODE, slug=self._worker.slug, contract=job.contract):
-            await delivery.nak(CONTRACT_RETRY_S)
-            return
+        """End a job that came on this contract's queue under another one: whoever published it is wrong."""
         error = NoWorkerError(
-            f"request {job.request_id} was rendered under contract {job.contract}; no decode worker has it"
+            f"request {job.request_id} was rendered under contract {job.contract}, and published to workers of "
+            f"{self._worker.contract}"
         )
         await self._publish_failure(job, error)
         await delivery.ack()
 
     async def _may_run_again(self, job: Job) -> bool:
         """Decide on a job whose last owner is gone: it starts again only if nobody has seen a part of it."""
+        result = subjects.res(job.tenant, job.request_id)
+        if job.lane is not Lane.RT and await self._worker.broker.last(result) is not None:
+            return False
         seen = await self._worker.broker.replay(subjects.out(job.tenant, job.request_id))
         messages = [wire.decode(received.payload, Chunk, Terminal) for received in seen]
         if any(isinstance(message, Terminal) for message in messages):
@@ -231,7 +232,7 @@ class DecodeService:
         self, job: Job, stream: Stream, watch: Stopwatch, delivery: asyncio.Task[None]
     ) -> None:
         """Generate until the end, the deadline, a cancel, or a derender worker's refusal."""
-        reason = self._worker.cancels.reason(job.tenant, job.request_id)
+        reason = self._worker.cancels.reason(job.tenant, job.request_id, job.timings.accepted)
         if reason is not None:
             raise CancelledRequestError(f"request {job.request_id} was cancelled: {reason}")
         remaining = job.deadline - time.time()
@@ -307,7 +308,9 @@ class DecodeService:
             for instance, (link, task) in list(self._links.items()):
                 if not self._worker.broker.is_connected:
                     link.pause()
-                elif link.is_stalled or (instance in before and instance not in alive):
+                elif (
+                    link.is_stalled or task.done() or (instance in before and instance not in alive)
+                ):
                     self._give_up_link(instance, link, task)
                 else:
                     await link.probe()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from headrace.decode.frames import FrameLink
 from headrace.decode.stream_log import StreamLog
@@ -41,7 +42,7 @@ class Stream:
         self._derender_instance = ""
         self._lost = asyncio.Event()
         self._done = asyncio.Event()
-        self._choices: dict[int, asyncio.Task[None]] = {}
+        self._choices: dict[int, asyncio.Task[Any]] = {}
         self._stopped: set[int] = set()
 
     @property
@@ -55,9 +56,10 @@ class Stream:
         if self._link is not None:
             self._link.notify(self.stream_id)
 
-    def running(self, choice: int, task: asyncio.Task[None]) -> None:
-        """Name the task that generates a choice, so that a stop string can end it."""
-        self._choices[choice] = task
+    def running(self, choice: int, task: asyncio.Task[Any] | None) -> None:
+        """Name the task that generates a choice, once it runs, so that a stop string can end it."""
+        if task is not None:
+            self._choices[choice] = task
 
     def stop(self, choice: int) -> None:
         """A stop string was found in this choice: its generation ends, the request goes on."""
@@ -99,6 +101,7 @@ class Stream:
                 self._link.attach(self)
                 await self._until_lost_or_done()
                 self._link.detach(self.stream_id)
+                self._link = None
         finally:
             if self._link is not None:
                 self._link.detach(self.stream_id)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from headrace.engine.interface import DecodeOutput
 from headrace.shared import token_ids
-from headrace.shared.messages import FinishReason, Tokens
+from headrace.shared.messages import FinishReason, PromptLogprobs, Tokens
 
 
 class StreamLog:
@@ -24,6 +24,7 @@ class StreamLog:
         self._choices = array("I")
         self._finishes: dict[int, tuple[FinishReason, int | str | None]] = {}
         self._logprobs: dict[int, list[list[tuple[int, float, int | None]]]] = {}
+        self._prompt_logprobs: dict[int, PromptLogprobs] = {}
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -43,6 +44,8 @@ class StreamLog:
             self._finishes[index] = (output.finish_reason, output.stop_reason)
         if output.logprobs is not None:
             self._logprobs[index] = output.logprobs
+        if output.prompt_logprobs is not None:
+            self._prompt_logprobs[index] = output.prompt_logprobs
 
     def entries(self, start: int) -> Iterator[Tokens]:
         """Yield the entries from `start` on, as they go on the wire."""
@@ -58,5 +61,6 @@ class StreamLog:
                 finish_reason=finish_reason,
                 stop_reason=stop_reason,
                 logprobs=self._logprobs.get(index),
+                prompt_logprobs=self._prompt_logprobs.get(index),
             )
             begin = end

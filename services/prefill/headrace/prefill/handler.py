@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from headrace.engine.interface import EngineInfo, PrefillEngine
 from headrace.shared import token_ids
-from headrace.shared.errors import BadRequestError, ExpiredError
+from headrace.shared.errors import BadRequestError, ExpiredError, NoWorkerError
 from headrace.shared.messages import Handoff, PrefillTask
 
 
@@ -32,12 +32,12 @@ class PrefillHandler:
     async def handle(self, task: PrefillTask) -> Handoff:
         """Compute one prompt. Cancelling the call aborts it in the engine.
 
-        Raises: BadRequestError for another contract or a prompt that is not the one named, ExpiredError
+        Raises: NoWorkerError for another contract, BadRequestError for a prompt that is not the one named, ExpiredError
         when nobody waits any more, EngineRequestError, EngineDeadError.
         """
         taken = self._now()
         if task.contract != self._contract:
-            raise BadRequestError(
+            raise NoWorkerError(
                 f"the task's contract is {task.contract}, this prefill worker's is {self._contract}: "
                 "the workers do not serve the same model, settings and versions"
             )
@@ -52,6 +52,7 @@ class PrefillHandler:
             token_ids.unpack(task.token_ids),
             cache_salt=task.cache_salt,
             priority=task.priority,
+            prompt_logprobs=task.prompt_logprobs,
         )
         return Handoff(
             task_id=task.task_id,
@@ -65,4 +66,5 @@ class PrefillHandler:
             prefill_queue_s=max(0.0, taken - task.published),
             prefill_s=self._now() - taken,
             num_cached_token_ids=result.num_cached_token_ids,
+            prompt_logprobs=result.prompt_logprobs,
         )

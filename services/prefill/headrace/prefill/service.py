@@ -25,7 +25,7 @@ from headrace.shared.intake import Intake, Slots, guarded
 from headrace.shared.messages import Handoff, Handshake, PrefillFailed, PrefillTask
 from headrace.shared.openai_errors import failure_of
 from headrace.shared.settings import EngineKind, Settings
-from headrace.shared.subjects import Role
+from headrace.shared.subjects import Lane, Role
 from headrace.shared.token_ids import pack, prompt_hash
 from headrace.shared.worker import Worker, joined
 
@@ -42,7 +42,9 @@ async def run(settings: Settings, *, engine: EngineKind, stop: asyncio.Event) ->
     """
     prefill_engine = engines.build(settings, engine)
     try:
-        info = await prefill_engine.start()  # before any connection: a forked engine inherits sockets
+        info = (
+            await prefill_engine.start()
+        )  # before any connection: a forked engine inherits sockets
         async with joined(
             settings,
             Role.PREFILL,
@@ -81,7 +83,7 @@ class PrefillService:
         )
         intake = Intake(
             self._worker.broker,
-            [WorkQueue.prefill(self._worker.slug)],
+            [WorkQueue.prefill(self._worker.pool, lane) for lane in Lane],
             self._slots,
             lambda delivery: self._worker.settle(delivery, self._work, self._give_up),
             is_open=self._has_room,
@@ -99,7 +101,8 @@ class PrefillService:
         """Keep the engine until each handoff was pulled, or is expired."""
         try:
             async with asyncio.timeout(self._settings.drain_timeout_s):
-                while self._engine.stats().num_blocks_free < self._info.num_blocks:
+                # An engine has no event for the end of a lease.
+                while self._engine.stats().num_blocks_free < self._info.num_blocks:  # noqa: ASYNC110
                     await asyncio.sleep(LEASE_POLL_S)
         except TimeoutError:
             logger.warning(
@@ -137,9 +140,7 @@ class PrefillService:
         try:
             await self._worker.broker.respond(received, wire.encode(await self._answer(task)))
         except BrokerError as error:
-            logger.warning(
-                "handshake not answered: %s", error, extra={"action": "handshake_lost"}
-            )
+            logger.warning("handshake not answered: %s", error, extra={"action": "handshake_lost"})
 
     async def _work(self, delivery: Delivery) -> None:
         try:
@@ -193,7 +194,7 @@ class PrefillService:
 
     async def _run(self, task: PrefillTask) -> Handoff:
         """Run the handler so that a cancel of the request, and only that, ends it."""
-        reason = self._worker.cancels.reason(task.tenant, task.request_id)
+        reason = self._worker.cancels.reason(task.tenant, task.request_id, task.published)
         if reason is not None:
             raise CancelledRequestError(f"request {task.request_id} was cancelled: {reason}")
         work = asyncio.create_task(self._handler.handle(task))

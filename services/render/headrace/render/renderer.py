@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from headrace.shared.messages import Endpoint, Prompt
+from headrace.shared.messages import Ask, Endpoint, Prompt
 from headrace.shared.settings import Settings
 
 
@@ -34,6 +34,13 @@ class Renderer(Protocol):
         """Validate and tokenize one request; the event loop stays free meanwhile.
 
         Raises: a RequestError whose status, type, message and param are those of vLLM's own server.
+        """
+        ...
+
+    async def ask(self, ask: Ask) -> bytes:
+        """Answer one question; the event loop stays free meanwhile.
+
+        Raises: a RequestError as `render`; BadRequestError for an endpoint that is not render's.
         """
         ...
 

@@ -10,7 +10,7 @@ from headrace.render.renderer import Rendered
 from headrace.shared import token_ids
 from headrace.shared.contract import contract, served_name
 from headrace.shared.errors import BadRequestError, ModelNotFoundError
-from headrace.shared.messages import Endpoint, Prompt
+from headrace.shared.messages import Ask, Endpoint, Prompt
 from headrace.shared.settings import Settings
 
 DEFAULT_MAX_TOKENS = 64
@@ -44,6 +44,7 @@ class _Request(msgspec.Struct):
     stream: bool | None = None
     priority: int = 0
     cache_salt: str | None = None
+    prompt_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
 
 
 class _Chat(_Request, kw_only=True):
@@ -57,8 +58,36 @@ class _Completion(_Request, kw_only=True):
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
 
 
+class _SamplingParams(_Request, kw_only=True):
+    logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
+
+
+class _Generate(msgspec.Struct):
+    token_ids: Annotated[list[int], msgspec.Meta(min_length=1)]
+    sampling_params: _SamplingParams
+    model: str | None = None
+    stream: bool | None = None
+    priority: int = 0
+    cache_salt: str | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+
+
+class _Tokenize(msgspec.Struct):
+    prompt: str
+    model: str | None = None
+    return_token_strs: bool | None = None
+
+
+class _Detokenize(msgspec.Struct):
+    tokens: list[Annotated[int, msgspec.Meta(ge=0, le=255)]]
+    model: str | None = None
+
+
 _chat_decoder = msgspec.json.Decoder(_Chat)
 _completion_decoder = msgspec.json.Decoder(_Completion)
+_generate_decoder = msgspec.json.Decoder(_Generate)
+_tokenize_decoder = msgspec.json.Decoder(_Tokenize)
+_detokenize_decoder = msgspec.json.Decoder(_Detokenize)
 
 
 class FakeRenderer:
@@ -73,16 +102,13 @@ class FakeRenderer:
         pass
 
     async def render(self, endpoint: Endpoint, body: bytes) -> Rendered:
+        if endpoint == "generate":
+            return self._generate(body)
+        if endpoint == "responses":
+            raise _unsupported(endpoint)
         decoder = _chat_decoder if endpoint == "chat.completions" else _completion_decoder
-        try:
-            request: _Chat | _Completion = decoder.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise BadRequestError(str(error), param=_param(str(error))) from None
-        if request.model and request.model != self.served_name:
-            raise ModelNotFoundError(
-                f"The model `{request.model}` does not exist. Valid aliases: {self.served_name}.",
-                param="model",
-            )
+        request: _Chat | _Completion = _decoded(decoder, body)
+        self._check_model(request.model)
         texts: list[bytes | list[int]]
         if isinstance(request, _Chat):
             texts, logprobs = [_template(request.messages)], _chat_logprobs(request)
@@ -95,8 +121,57 @@ class FakeRenderer:
             priority=request.priority,
         )
 
+    async def ask(self, ask: Ask) -> bytes:
+        if ask.endpoint == "tokenize":
+            text: _Tokenize = _decoded(_tokenize_decoder, ask.body)
+            self._check_model(text.model)
+            ids = list(text.prompt.encode())
+            strings = [chr(token_id) for token_id in ids] if text.return_token_strs else None
+            return msgspec.json.encode(
+                {
+                    "count": len(ids),
+                    "max_model_len": self.max_model_len,
+                    "tokens": ids,
+                    "token_strs": strings,
+                }
+            )
+        if ask.endpoint == "detokenize":
+            given: _Detokenize = _decoded(_detokenize_decoder, ask.body)
+            self._check_model(given.model)
+            return msgspec.json.encode(
+                {"prompt": bytes(given.tokens).decode("utf-8", errors="replace")}
+            )
+        raise _unsupported(ask.endpoint)
+
     async def close(self) -> None:
         pass
+
+    def _generate(self, body: bytes) -> Rendered:
+        given: _Generate = _decoded(_generate_decoder, body)
+        self._check_model(given.model)
+        if given.kv_transfer_params:
+            name = "kv_transfer_params"
+            raise BadRequestError(f"{name} is set by the server and can't be given", param=name)
+        request = msgspec.structs.replace(
+            given.sampling_params,
+            stream=given.stream,
+            priority=given.priority,
+            cache_salt=given.cache_salt,
+        )
+        prompt = self._prompt(request, given.token_ids, given.sampling_params.logprobs)
+        return Rendered(
+            prompts=(prompt,),
+            n=request.n or 1,
+            stream=bool(given.stream),
+            priority=given.priority,
+        )
+
+    def _check_model(self, model: str | None) -> None:
+        if model and model != self.served_name:
+            raise ModelNotFoundError(
+                f"The model `{model}` does not exist. Valid aliases: {self.served_name}.",
+                param="model",
+            )
 
     def _prompt(self, request: _Request, text: bytes | list[int], logprobs: int | None) -> Prompt:
         if not text:
@@ -130,6 +205,7 @@ class FakeRenderer:
             token_ids=token_ids.pack(list(text)),
             sampling_params=msgspec.msgpack.encode(params),
             cache_salt=request.cache_salt,
+            prompt_logprobs=request.prompt_logprobs,
         )
 
 
@@ -177,6 +253,17 @@ def _stops(stop: str | list[str] | None) -> list[str]:
 
 def _chat_logprobs(request: _Chat) -> int | None:
     return (request.top_logprobs or 0) if request.logprobs else None
+
+
+def _decoded(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
+    try:
+        return decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequestError(str(error), param=_param(str(error))) from None
+
+
+def _unsupported(endpoint: str) -> BadRequestError:
+    return BadRequestError(f"{endpoint} is not supported by the fake engine")
 
 
 def _param(message: str) -> str | None:

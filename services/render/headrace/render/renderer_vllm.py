@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Coroutine
-from typing import Any, TypeVar
-
 import msgspec
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.scale_out.render.serving import ServingRender
@@ -15,16 +10,17 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.inputs import tokens_input
 
 from headrace.engine import vllm_request, vllm_text
-from headrace.engine.vllm_request import VllmRequest
+from headrace.engine.loop_thread import LoopThread
 from headrace.engine.vllm_text import TextStack
+from headrace.render.ask_vllm import VllmAnswers
+from headrace.render.generate_vllm import generate_request
 from headrace.render.renderer import Rendered
-from headrace.shared import token_ids
+from headrace.render.responses_vllm import ResponsesRenderer
+from headrace.shared import prompt_logprobs, token_ids
 from headrace.shared.contract import contract, served_name
 from headrace.shared.errors import RequestError
-from headrace.shared.messages import Endpoint, Prompt
+from headrace.shared.messages import Ask, Endpoint, Prompt
 from headrace.shared.settings import Settings
-
-T = TypeVar("T")
 
 # A prompt without a token ID gets other words from vLLM's render code than from its server.
 _EMPTY = "No token_ids rendered"
@@ -43,11 +39,11 @@ class VllmRenderer:
         self.served_name = served_name(settings)
         self.max_model_len = 0
         self._settings = settings
-        self._thread: _LoopThread | None = None
+        self._thread: LoopThread | None = None
         self._pipeline: _Pipeline | None = None
 
     async def start(self) -> None:
-        self._thread = _LoopThread("headrace-render")
+        self._thread = LoopThread("headrace-render")
         self._pipeline = await self._thread.run(self._load())
         self.max_model_len = self._pipeline.max_model_len
 
@@ -60,6 +56,11 @@ class VllmRenderer:
         if self._thread is None or self._pipeline is None:
             raise RuntimeError("render() before start()")
         return await self._thread.run(self._pipeline.render(endpoint, body))
+
+    async def ask(self, ask: Ask) -> bytes:
+        if self._thread is None or self._pipeline is None:
+            raise RuntimeError("ask() before start()")
+        return await self._thread.run(self._pipeline.ask(ask))
 
     async def close(self) -> None:
         if self._thread is not None:
@@ -74,18 +75,33 @@ class _Pipeline:
         self.max_model_len = stack.model_config.max_model_len
         self._stack = stack
         self._serving = ServingRender(stack.models, stack.online_renderer)
+        self._responses = ResponsesRenderer(stack)
+        self._answers = VllmAnswers(stack, self._serving)
 
     async def render(self, endpoint: Endpoint, body: bytes) -> Rendered:
-        request = vllm_request.parse(endpoint, body)
-        vllm_request.check_supported(request)
         try:
-            return await self._rendered(request)
+            return self._packed(await self._generates(endpoint, body))
         except RequestError:
             raise
         except Exception as error:
             raise vllm_request.request_error(error) from error
 
-    async def _rendered(self, request: VllmRequest) -> Rendered:
+    async def ask(self, ask: Ask) -> bytes:
+        try:
+            return await self._answers.answer(ask)
+        except RequestError:
+            raise
+        except Exception as error:
+            raise vllm_request.request_error(error) from error
+
+    async def _generates(self, endpoint: Endpoint, body: bytes) -> list[GenerateRequest]:
+        """Return what vLLM's engine would be given, one a prompt."""
+        if endpoint == "generate":
+            return [await generate_request(self._serving, body)]
+        if endpoint == "responses":
+            return [await self._responses.generate_request(body)]
+        request = vllm_request.parse(endpoint, body)
+        vllm_request.check_supported(request)
         result: GenerateRequest | list[GenerateRequest] | ErrorResponse
         if isinstance(request, ChatCompletionRequest):
             result = await self._serving.render_chat_request(request)
@@ -95,12 +111,22 @@ class _Pipeline:
             if result.error.message == _EMPTY:
                 result.error.message = _EMPTY_IN_VLLMS_SERVER
             raise vllm_request.response_error(result)
-        generates = result if isinstance(result, list) else [result]
+        return result if isinstance(result, list) else [result]
+
+    def _packed(self, generates: list[GenerateRequest]) -> Rendered:
+        prompts = tuple(self._prompt(generate) for generate in generates)
+        first = generates[0]
+        prompt_logprobs.check_size(
+            (token_ids.count(prompt.token_ids) for prompt in prompts),
+            prompts[0].prompt_logprobs,
+            num_choices=first.sampling_params.n,
+            vocab_size=self._stack.model_config.get_vocab_size(),
+        )
         return Rendered(
-            prompts=tuple(self._prompt(generate) for generate in generates),
-            n=request.n or 1,
-            stream=bool(request.stream),
-            priority=request.priority,
+            prompts=prompts,
+            n=first.sampling_params.n,
+            stream=bool(first.stream),
+            priority=first.priority,
         )
 
     def _prompt(self, generate: GenerateRequest) -> Prompt:
@@ -112,6 +138,7 @@ class _Pipeline:
             cache_salt=generate.cache_salt,
             reasoning_ended=generate.reasoning_ended,
             reasoning_parser_kwargs=None if kwargs is None else kwargs.model_dump(),
+            prompt_logprobs=generate.sampling_params.prompt_logprobs,
         )
 
     def _check_as_engine(self, generate: GenerateRequest) -> None:
@@ -124,21 +151,3 @@ class _Pipeline:
             generate.sampling_params,
             ("generate",),
         )
-
-
-class _LoopThread:
-    """An event loop on a daemon thread."""
-
-    def __init__(self, name: str) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
-        self._thread.start()
-
-    async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` on the thread; cancelling the call cancels it there."""
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
-
-    def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()

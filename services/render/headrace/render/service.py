@@ -9,9 +9,11 @@ import time
 from headrace.render import renderer as renderers
 from headrace.render.handler import RenderHandler
 from headrace.shared import subjects, wire
+from headrace.shared.asks import answering
 from headrace.shared.broker import Delivery, WorkQueue
 from headrace.shared.contract import contract, served_name
 from headrace.shared.errors import (
+    BadRequestError,
     CancelledRequestError,
     EngineRequestError,
     MalformedMessageError,
@@ -19,8 +21,8 @@ from headrace.shared.errors import (
 )
 from headrace.shared.intake import Intake, Slots
 from headrace.shared.settings import EngineKind, Settings
-from headrace.shared.submission import Submission
 from headrace.shared.subjects import Lane, Role
+from headrace.shared.submission import Submission, caller_of
 from headrace.shared.worker import Worker, joined, terminal_of
 
 logger = logging.getLogger(__name__)
@@ -63,7 +65,7 @@ async def serve(
                 delivery.subject, delivery.headers, delivery.payload, now=delivery.published
             )
         except MalformedMessageError as error:
-            await worker.dead_letter(delivery, str(error))
+            await refuse(worker, delivery, str(error))
             return
         async with delivery.keep_alive():
             await answer(worker, handler, submission)
@@ -85,18 +87,38 @@ async def serve(
         lambda delivery: worker.settle(delivery, work, give_up),
         on_stop=lambda: worker.enter("draining"),
     )
-    await worker.enter("ready")
-    await intake.run(stop)
+    async with answering(worker, subjects.render_ask(worker.slug), renderer.ask, stop):
+        await worker.enter("ready")
+        await intake.run(stop)
+
+
+async def refuse(worker: Worker, delivery: Delivery, reason: str) -> None:
+    """Tell the caller what is wrong with a submission; keep one that does not even say whose it is."""
+    try:
+        tenant, lane, request_id = caller_of(delivery.subject, delivery.headers)
+    except MalformedMessageError:
+        await worker.dead_letter(delivery, reason)
+        return
+    terminal = terminal_of(request_id, BadRequestError(reason))
+    await worker.publish_terminal(tenant, lane, terminal)
+    await delivery.ack()
 
 
 async def answer(worker: Worker, handler: RenderHandler, submission: Submission) -> None:
     """Publish the job of a submission, or the terminal that says why there is none."""
     started = time.monotonic()
     try:
-        reason = worker.cancels.reason(submission.tenant, submission.request_id)
+        reason = worker.cancels.reason(
+            submission.tenant, submission.request_id, submission.accepted
+        )
         if reason is not None:
             raise CancelledRequestError(f"request {submission.request_id} was cancelled: {reason}")
         job = await handler.handle(submission)
+        await worker.broker.publish_durable(
+            subjects.job(worker.pool, job.lane),
+            wire.encode(job),
+            message_id=f"{job.tenant}.{job.request_id}.job",
+        )
     except RequestError as error:
         await worker.publish_terminal(
             submission.tenant, submission.lane, terminal_of(submission.request_id, error)
@@ -107,11 +129,6 @@ async def answer(worker: Worker, handler: RenderHandler, submission: Submission)
             extra={"action": "render_refused", "request_id": submission.request_id},
         )
         return
-    await worker.broker.publish_durable(
-        subjects.job(worker.slug, job.lane),
-        wire.encode(job),
-        message_id=f"{job.request_id}.job",
-    )
     logger.info(
         "request rendered",
         extra={

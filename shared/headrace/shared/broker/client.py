@@ -78,7 +78,7 @@ class Broker:
         self._durable = DurablePublisher(
             self._data, self._wait_until_ready, settings.publish_timeout_s
         )
-        self._slugs: set[str] = set()
+        self._models: set[tuple[str, str]] = set()
         self._callbacks: list[Callable[[], Awaitable[None]]] = []
         self._ready = asyncio.Event()
         self._restoring: asyncio.Task[None] | None = None
@@ -111,11 +111,15 @@ class Broker:
         """Call `callback` each time the broker was away, once streams and consumers are declared again."""
         self._callbacks.append(callback)
 
-    async def declare_model(self, slug: str) -> None:
-        """Declare the durable consumers of one model; again after each reconnect. Raises: BrokerError."""
-        self._slugs.add(slug)
+    async def declare_model(self, slug: str, pool: str | None = None) -> None:
+        """Declare the durable consumers of one model and contract; again after each reconnect.
+
+        `pool` is `subjects.pool` of both; None: the slug alone. Raises: BrokerError.
+        """
+        model = (slug, pool or slug)
+        self._models.add(model)
         await self._wait_until_ready(self._settings.publish_timeout_s)
-        await self._topology.declare_consumers(self._control, slug)
+        await self._topology.declare_consumers(self._control, *model)
 
     async def publish(
         self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None
@@ -174,7 +178,11 @@ class Broker:
         """Answer a request. Raises: BrokerError, also when no answer is awaited."""
         if not received.reply:
             raise BrokerError(f"the message on {received.subject} awaits no answer")
-        await self.publish(received.reply, payload)
+        payload, headers = await self._check_in(received.reply, payload, None, BLOB_S)
+        await self._wait_until_ready(self._settings.publish_timeout_s)
+        # On the connection that the request came on: the permission to respond is that connection's.
+        connection = self._connection_of(received.subject)
+        await connection.publish(received.reply, payload, headers=headers)
 
     async def subscribe(
         self, subject: str, handler: Callable[[Received], None], *, queue: str = ""
@@ -413,8 +421,7 @@ class Broker:
         if stored.status_of(status) in ("404", "408"):
             return
         if stored.status_of(status) == "503":
-            slugs = [s for s in self._slugs if queue in WorkQueue.of_model(s)]
-            if not slugs:
+            if not any(queue in WorkQueue.of_model(*model) for model in self._models):
                 raise BrokerError(
                     f"stream {queue.stream} has no consumer {queue.consumer}: call declare_model first"
                 )
@@ -433,8 +440,8 @@ class Broker:
         while True:
             try:
                 await self._topology.declare_streams(self._control)
-                for slug in sorted(self._slugs):
-                    await self._topology.declare_consumers(self._control, slug)
+                for model in sorted(self._models):
+                    await self._topology.declare_consumers(self._control, *model)
                 return
             except DeniedError:
                 raise

@@ -218,12 +218,12 @@ class Topology:
             )
         )
 
-    async def declare_consumers(self, connection: Connection, slug: str) -> None:
-        """Make the consumers of one model as they should be. Raises: BrokerError."""
+    async def declare_consumers(self, connection: Connection, slug: str, pool: str) -> None:
+        """Make the consumers of one model and contract as they should be. Raises: BrokerError."""
         await asyncio.gather(
             *(
                 self._declare_consumer(connection, queue)
-                for queue in WorkQueue.of_model(slug)
+                for queue in WorkQueue.of_model(slug, pool)
                 if self._only is None or self._only is queue.role
             )
         )

@@ -8,6 +8,8 @@ from typing import Any
 from headrace.shared.subjects import Lane, Role, prefill, req_filter
 from headrace.shared.subjects import job as job_subject
 
+UNUSED_CONSUMER_S = 7 * 86_400
+
 
 @dataclass(frozen=True, slots=True)
 class WorkQueue:
@@ -31,29 +33,29 @@ class WorkQueue:
         )
 
     @classmethod
-    def job(cls, slug: str, lane: Lane) -> WorkQueue:
-        """Rendered jobs, for decode."""
+    def job(cls, pool: str, lane: Lane) -> WorkQueue:
+        """Rendered jobs of one contract, for decode."""
         return cls(
             "HR_JOB_RT" if lane is Lane.RT else "HR_JOB",
-            f"{slug}_{lane}",
-            job_subject(slug, lane),
+            f"{pool}_{lane}",
+            job_subject(pool, lane),
             10.0 if lane is Lane.RT else 30.0,
             Role.DECODE,
         )
 
     @classmethod
-    def prefill(cls, slug: str) -> WorkQueue:
-        """Prompts to compute, for prefill."""
-        return cls("HR_PF", slug, prefill(slug), 10.0, Role.PREFILL)
+    def prefill(cls, pool: str, lane: Lane) -> WorkQueue:
+        """Prompts to compute under one contract, for prefill."""
+        return cls("HR_PF", f"{pool}_{lane}", prefill(pool, lane), 10.0, Role.PREFILL)
 
     @classmethod
-    def of_model(cls, slug: str) -> tuple[WorkQueue, ...]:
-        """Every queue of one model."""
+    def of_model(cls, slug: str, pool: str) -> tuple[WorkQueue, ...]:
+        """Every queue of one model and contract."""
         lanes = tuple(Lane)
         return (
             *(cls.req(slug, lane) for lane in lanes),
-            *(cls.job(slug, lane) for lane in lanes),
-            cls.prefill(slug),
+            *(cls.job(pool, lane) for lane in lanes),
+            *(cls.prefill(pool, lane) for lane in lanes),
         )
 
     def config(self, replicas: int) -> dict[str, Any]:
@@ -71,4 +73,7 @@ class WorkQueue:
             "max_ack_pending": -1,  # each worker's free slots are the limit
             "max_waiting": 8192,  # takes that wait, one a free slot of every worker
             "num_replicas": replicas,
+            # Each contract has consumers of its own, and a new one comes with each new setting. What waits in a
+            # stream whose consumer is gone is taken by the next worker that declares it.
+            "inactive_threshold": UNUSED_CONSUMER_S * 10**9,
         }

@@ -1,0 +1,158 @@
+"""The intake: by priority, never beyond the free slots, nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from headrace.shared.broker import Broker, Delivery, WorkQueue
+from headrace.shared.intake import Intake, Slots
+from headrace.shared.subjects import Lane
+
+QUEUES = [WorkQueue.job("m", lane) for lane in Lane]
+
+
+class Queues:
+    """Work queues in memory; counts the takes that wait."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, list[asyncio.Future[Any]]] = {q.consumer: [] for q in QUEUES}
+        self.jobs: dict[str, list[Any]] = {q.consumer: [] for q in QUEUES}
+        self.changed = asyncio.Condition()
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(len(takes) for takes in self.waiting.values())
+
+    async def take(self, queue: WorkQueue, *, wait_s: float) -> Any:
+        if self.jobs[queue.consumer]:
+            return self.jobs[queue.consumer].pop(0)
+        if not wait_s:
+            return None
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.waiting[queue.consumer].append(future)
+        await self._tell()
+        try:
+            return await future
+        finally:
+            self.waiting[queue.consumer].remove(future)
+            await self._tell()
+
+    def put(self, lane: Lane, job: Any) -> None:
+        consumer = WorkQueue.job("m", lane).consumer
+        for future in self.waiting[consumer]:
+            if not future.done():
+                future.set_result(job)
+                return
+        self.jobs[consumer].append(job)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with self.changed:
+            await self.changed.wait_for(condition)
+
+    async def _tell(self) -> None:
+        async with self.changed:
+            self.changed.notify_all()
+
+
+class Bench:
+    """An intake whose jobs run until the test ends them."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.queues = Queues()
+        self.slots = Slots(num_slots)
+        self.is_open = True
+        self.running: dict[Any, asyncio.Event] = {}
+        self.stop = asyncio.Event()
+        self.stopped: list[int] = []
+        self.intake = Intake(
+            cast(Broker, self.queues),
+            QUEUES,
+            self.slots,
+            self._handle,
+            is_open=lambda: self.is_open,
+            on_stop=self._on_stop,
+        )
+        self.task = asyncio.create_task(self.intake.run(self.stop))
+
+    async def _handle(self, delivery: Delivery) -> None:
+        if isinstance(delivery, Exception):
+            raise delivery
+        self.running[delivery] = asyncio.Event()
+        await self.queues._tell()
+        await self.running[delivery].wait()
+        del self.running[delivery]
+        await self.queues._tell()
+
+    async def _on_stop(self) -> None:
+        self.stopped.append(len(self.running))
+        await self.queues._tell()
+
+
+@pytest.fixture
+async def bench(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
+    bench = Bench(request.param)
+    yield bench
+    bench.task.cancel()
+    await asyncio.gather(bench.task, return_exceptions=True)
+
+
+@pytest.mark.parametrize("bench", [4], indirect=True)
+async def test_with_room_one_take_waits_on_each_queue(bench: Bench) -> None:
+    await bench.queues.until(lambda: bench.queues.num_waiting == 3)
+    bench.queues.put(Lane.BULK, "b")
+    await bench.queues.until(lambda: "b" in bench.running and bench.queues.num_waiting == 3)
+
+
+@pytest.mark.parametrize("bench", [3], indirect=True)
+async def test_with_fewer_slots_than_queues_only_the_first_is_waited_for(bench: Bench) -> None:
+    await bench.queues.until(lambda: bench.queues.num_waiting == 3)
+    bench.queues.put(Lane.BULK, "b")
+    await bench.queues.until(lambda: "b" in bench.running and bench.queues.num_waiting == 1)
+    assert [len(takes) for takes in bench.queues.waiting.values()] == [1, 0, 0]
+
+
+@pytest.mark.parametrize("bench", [1], indirect=True)
+async def test_the_higher_lane_comes_first(bench: Bench) -> None:
+    bench.queues.put(Lane.BULK, "b")
+    bench.queues.put(Lane.RT, "r")
+    await bench.queues.until(lambda: bool(bench.running))
+    assert list(bench.running) == ["r"]
+
+
+@pytest.mark.parametrize("bench", [4], indirect=True)
+async def test_a_job_of_many_choices_withdraws_the_takes_that_it_leaves_no_slot_for(
+    bench: Bench,
+) -> None:
+    await bench.queues.until(lambda: bench.queues.num_waiting == 3)
+    bench.queues.put(Lane.STD, "n=8")
+    await bench.queues.until(lambda: "n=8" in bench.running)
+    bench.slots.take(7)
+    bench.slots.give(0)
+    await bench.queues.until(lambda: bench.queues.num_waiting == 0)
+    bench.slots.give(7)
+    await bench.queues.until(lambda: bench.queues.num_waiting == 3)
+
+
+@pytest.mark.parametrize("bench", [4], indirect=True)
+async def test_stop_takes_nothing_more_and_finishes_what_runs(bench: Bench) -> None:
+    await bench.queues.until(lambda: bench.queues.num_waiting == 3)
+    bench.queues.put(Lane.RT, "r")
+    await bench.queues.until(lambda: "r" in bench.running)
+    bench.stop.set()
+    await bench.queues.until(lambda: bench.stopped == [1])
+    assert (bench.queues.num_waiting, bench.task.done()) == (0, False)
+    bench.running["r"].set()
+    await bench.task
+
+
+@pytest.mark.parametrize("bench", [4], indirect=True)
+async def test_an_error_that_a_job_lets_escape_ends_the_intake(bench: Bench) -> None:
+    await bench.queues.until(lambda: bench.queues.num_waiting == 3)
+    bench.queues.put(Lane.RT, ZeroDivisionError("a defect"))
+    with pytest.raises(ZeroDivisionError):
+        await bench.task
+    assert bench.queues.num_waiting == 0
