@@ -6,7 +6,9 @@ from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
+import torch
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from vllm.engine.protocol import EngineClient
@@ -20,6 +22,7 @@ from vllm.entrypoints.serve.exception_handling.register import init_exception_ha
 from vllm.outputs import RequestOutput
 from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.engine.output_processor import OutputProcessor
+from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 
 from headrace.engine.vllm_text import TextStack
 
@@ -47,9 +50,33 @@ class PlaybackEngine:
         processor = OutputProcessor(self.renderer.get_tokenizer(), log_stats=False)
         processor.add_request(request, prompt.get("prompt"))
         step = EngineCoreOutput(request_id, list(self._token_ids), finish_reason=FinishReason.STOP)
+        if params.num_logprobs is not None:
+            step.new_logprobs = LogprobsLists(*_columns(self._token_ids, params.num_logprobs))
+        if params.prompt_logprobs is not None:
+            given = _columns(request.prompt_token_ids[1:], params.prompt_logprobs)
+            step.new_prompt_logprobs_tensors = LogprobsTensors(*map(torch.from_numpy, given))
         for output in processor.process_outputs([step]).request_outputs:
             assert isinstance(output, RequestOutput)
             yield output
+
+
+def scores(token_id: int, num: int) -> tuple[list[int], list[float], int]:
+    """Return what the engine says of a token ID: IDs, logprobs, its own rank. Every other ID is the likeliest."""
+    likeliest = [504 + index for index in range(num)]
+    logprob, rank = -3.5, 77
+    if token_id % 2 and num:
+        likeliest[0], logprob, rank = token_id, -0.125, 1
+    return [token_id, *likeliest], [logprob, *(-0.125 - index for index in range(num))], rank
+
+
+def _columns(token_ids: list[int], num: int) -> list[Any]:
+    rows = [scores(token_id, num) for token_id in token_ids]
+    shape = (len(rows), num + 1)
+    return [
+        np.array([row[0] for row in rows], dtype=np.int64).reshape(shape),
+        np.array([row[1] for row in rows], dtype=np.float32).reshape(shape),
+        np.array([row[2] for row in rows], dtype=np.int64),
+    ]
 
 
 def record_requests(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
@@ -87,6 +114,11 @@ class Reference:
     async def chat(self, body: dict[str, Any]) -> Any:
         """Return the response object of a whole chat."""
         return await self._chat.create_chat_completion(ChatCompletionRequest.model_validate(body))
+
+    async def completion(self, body: dict[str, Any]) -> Any:
+        """Return the response object of a whole completion, or the lines of a streamed one."""
+        answer = await self._completion.create_completion(CompletionRequest.model_validate(body))
+        return [line async for line in answer] if isinstance(answer, AsyncGenerator) else answer
 
     def app(self) -> FastAPI:
         """Return an app with vLLM's error handlers in front of its serving objects."""

@@ -340,7 +340,9 @@ def test_logprobs_stand_beside_their_tokens(
     assert [top["token"] for top in content[0]["top_logprobs"]] == [" nice", " bad"]
 
 
-def test_usage_has_no_prompt_details_as_vllm_has_none_by_default(derenderer: Derenderer, make_job: MakeJob) -> None:
+def test_usage_has_no_prompt_details_as_vllm_has_none_by_default(
+    derenderer: Derenderer, make_job: MakeJob
+) -> None:
     answer = derenderer.open(make_job({"messages": USER}))
     answer.feed(0, [EOS], finish_reason="stop", num_cached_token_ids=16)
     assert json.loads(answer.close().body)["usage"]["prompt_tokens_details"] is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,6 +19,7 @@ from headrace.shared.messages import Endpoint
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
 
 USER = [{"role": "user", "content": "hi"}]
+DOCUMENT = Path(__file__).parents[2] / "docs" / "compatibility.md"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 
 
@@ -82,6 +84,36 @@ def test_reasoning_and_grammar_of_the_request_go_along(parsing_renderer: Rendere
     }
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "more", "asked"),
+    [
+        ("chat.completions", {}, None),
+        ("chat.completions", {"prompt_logprobs": 0}, 0),
+        ("chat.completions", {"prompt_logprobs": 20}, 20),
+        ("chat.completions", {"logprobs": True, "top_logprobs": 3}, None),
+        ("chat.completions", {"logprobs": True, "top_logprobs": 3, "echo": True}, 3),
+        ("completions", {"logprobs": 2}, None),
+        ("completions", {"logprobs": 2, "echo": True}, 2),
+        ("completions", {"logprobs": 2, "echo": True, "prompt_logprobs": 1}, 1),
+        ("completions", {"logprobs": 2, "echo": True, "stream": True}, 2),
+        ("completions", {"prompt_logprobs": 0, "stream": True}, 0),
+    ],
+)
+def test_the_job_says_which_logprobs_of_the_prompt_the_answer_needs(
+    renderer: Renderer, endpoint: Endpoint, more: dict[str, Any], asked: int | None
+) -> None:
+    base = {"messages": USER} if endpoint == "chat.completions" else {"prompt": "hi there"}
+    assert render(renderer, {**base, **more}, endpoint).prompts[0].prompt_logprobs == asked
+
+
+def test_more_logprobs_than_an_answer_can_carry_are_refused(renderer: Renderer) -> None:
+    body = {"prompt": [5] * 5000, "prompt_logprobs": 19, "n": 4, "max_tokens": 5}
+    assert render(renderer, body, "completions").prompts[0].prompt_logprobs == 19
+    with pytest.raises(BadRequestError, match="would give 499,900 entries") as caught:
+        render(renderer, {**body, "n": 5}, "completions")
+    assert caught.value.param == "prompt_logprobs"
+
+
 MISTAKES: list[tuple[Endpoint, Any]] = [
     *(
         ("chat.completions", body)
@@ -113,6 +145,11 @@ MISTAKES: list[tuple[Endpoint, Any]] = [
             {"messages": USER, "tools": [TOOL], "tool_choice": "required"},
             {"messages": USER, "top_logprobs": 2},
             {"messages": USER, "logprobs": True, "top_logprobs": 30},
+            {"messages": USER, "prompt_logprobs": 1, "stream": True},
+            {"messages": USER, "prompt_logprobs": 21},
+            {"messages": USER, "prompt_logprobs": -1},
+            {"messages": USER, "prompt_logprobs": -2},
+            {"messages": USER, "prompt_logprobs": "many"},
             {"messages": USER, "logit_bias": {"99999": 1}},
             {"messages": USER, "allowed_token_ids": [99999]},
             {"messages": USER, "chat_template": "x"},
@@ -135,6 +172,10 @@ MISTAKES: list[tuple[Endpoint, Any]] = [
             {"prompt": "x", "suffix": "y"},
             {"prompt": "x", "max_tokens": 0},
             {"prompt": "x", "logprobs": 50},
+            {"prompt": "x", "echo": True, "logprobs": 50},
+            {"prompt": "x", "prompt_logprobs": 2, "stream": True},
+            {"prompt": "x", "prompt_logprobs": 21},
+            {"prompt": "x", "prompt_logprobs": -1},
             {"prompt": "hi " * 9000},
             {"prompt": "x", "model": "other"},
         ]
@@ -169,30 +210,29 @@ def test_a_mistake_gets_the_very_answer_of_vllms_server(
     assert theirs.status_code == ours.http_status
 
 
-@pytest.mark.parametrize(
-    ("endpoint", "more", "param"),
-    [
-        ("chat.completions", {"messages": [*USER, {"role": "alien"}]}, "messages[1].role"),
-        ("chat.completions", {"kv_transfer_params": {"a": 1}}, "kv_transfer_params"),
-        ("chat.completions", {"vllm_xargs": {"kv_transfer_params": "a"}}, "kv_transfer_params"),
-        ("chat.completions", {"ec_transfer_params": {"a": 1}}, "ec_transfer_params"),
-        ("chat.completions", {"prompt_logprobs": 1}, "prompt_logprobs"),
-        ("chat.completions", {"use_beam_search": True}, "use_beam_search"),
-        (
-            "chat.completions",
-            {
-                "messages": [
-                    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}
-                ]
-            },
-            "messages",
-        ),
-        ("completions", {"prompt": "x", "echo": True, "logprobs": 1}, "echo"),
-        ("completions", {"prompt_embeds": "AAAA"}, "prompt_embeds"),
-        ("completions", {"prompt": [5, 99999]}, "prompt"),
-    ],
-    ids=lambda value: str(value)[:60],
-)
+REFUSED: list[tuple[Endpoint, dict[str, Any], str]] = [
+    ("chat.completions", {"messages": [*USER, {"role": "alien"}]}, "messages[1].role"),
+    ("chat.completions", {"kv_transfer_params": {"a": 1}}, "kv_transfer_params"),
+    ("chat.completions", {"vllm_xargs": {"kv_transfer_params": "a"}}, "kv_transfer_params"),
+    ("chat.completions", {"ec_transfer_params": {"a": 1}}, "ec_transfer_params"),
+    ("chat.completions", {"use_beam_search": True}, "use_beam_search"),
+    (
+        "chat.completions",
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}
+            ]
+        },
+        "messages",
+    ),
+    ("completions", {"prompt": "x", "use_beam_search": True}, "use_beam_search"),
+    ("completions", {"prompt_embeds": "AAAA"}, "prompt_embeds"),
+    ("completions", {"prompt": [5, 99999]}, "prompt"),
+    ("completions", {"prompt": [5] * 8000, "prompt_logprobs": 20, "n": 3}, "prompt_logprobs"),
+]
+
+
+@pytest.mark.parametrize(("endpoint", "more", "param"), REFUSED, ids=lambda value: str(value)[:60])
 def test_what_cannot_be_answered_rightly_is_refused_by_name(
     renderer: Renderer, endpoint: Endpoint, more: dict[str, Any], param: str
 ) -> None:
@@ -200,6 +240,14 @@ def test_what_cannot_be_answered_rightly_is_refused_by_name(
     with pytest.raises(BadRequestError) as caught:
         render(renderer, {**base, **more}, endpoint)
     assert caught.value.param == param
+
+
+def test_the_document_names_what_is_refused_and_nothing_else() -> None:
+    rows = [
+        line.split(" | ") for line in DOCUMENT.read_text().splitlines() if " | refused | " in line
+    ]
+    told = {row[0].split("`")[1] for row in rows}
+    assert told == {param.replace("[1]", "[i]") for _, _, param in REFUSED}
 
 
 @pytest.mark.parametrize("body", [b'{"temperature": NaN}', b"\xff\xfe", b"[" * 100_000])

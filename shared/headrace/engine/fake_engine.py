@@ -23,10 +23,11 @@ from headrace.engine.fake_text import (
     FakeSamplingParams,
     decode_sampling_params,
     expected_output,
+    expected_prompt_logprobs,
 )
 from headrace.engine.handoff_check import check_kv_transfer_params, check_origin
 from headrace.engine.interface import DecodeOutput, EngineInfo, EngineStats, PrefillResult
-from headrace.engine.request_check import check_prompt
+from headrace.engine.request_check import check_prompt, check_prompt_logprobs
 from headrace.shared.errors import EngineRequestError
 from headrace.shared.settings import Settings
 
@@ -51,7 +52,13 @@ class FakePrefillEngine(FakeEngine):
         return self.info
 
     async def prefill(
-        self, task_id: str, token_ids: list[int], *, cache_salt: str | None, priority: int
+        self,
+        task_id: str,
+        token_ids: list[int],
+        *,
+        cache_salt: str | None,
+        priority: int,
+        prompt_logprobs: int | None = None,
     ) -> PrefillResult:
         """Compute one prompt and lease its blocks; salt and priority change nothing here."""
         check_prompt(token_ids, self.info)
@@ -83,6 +90,7 @@ class FakePrefillEngine(FakeEngine):
             },
             expires=expires,
             num_cached_token_ids=0,
+            prompt_logprobs=expected_prompt_logprobs(token_ids, prompt_logprobs),
         )
 
     @property
@@ -132,8 +140,10 @@ class FakeDecodeEngine(FakeEngine):
         seed_offset: int = 0,
         reasoning_ended: bool | None = None,
         reasoning_parser_kwargs: dict[str, Any] | None = None,
+        prompt_logprobs: int | None = None,
     ) -> AsyncGenerator[DecodeOutput, None]:
         """Yield the answer step by step; salt, priority and reasoning change nothing here."""
+        check_prompt_logprobs(prompt_logprobs, kv_transfer_params)
         params = decode_sampling_params(sampling_params)
         check_prompt(token_ids, self.info, max_tokens=params.max_tokens)
         if params.seed is not None:
@@ -148,11 +158,13 @@ class FakeDecodeEngine(FakeEngine):
             if kv_transfer_params is None:
                 async with self._blocks(len(token_ids)):
                     content = await self._compute(token_ids)
+                    table = expected_prompt_logprobs(token_ids, prompt_logprobs)
                     async with contextlib.aclosing(
                         self._run(content, token_ids, params)
                     ) as outputs:
                         async for output in outputs:
-                            yield output
+                            yield dataclasses.replace(output, prompt_logprobs=table)
+                            table = None
                 return
             async with Pull(kv_transfer_params) as pull, self._blocks(len(token_ids)):
                 started = time.perf_counter()

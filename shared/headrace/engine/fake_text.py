@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from hashlib import blake2b
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import msgspec
 
+from headrace.shared import prompt_logprobs as packing
 from headrace.shared import token_ids as ids
 from headrace.shared.errors import BadRequestError
-from headrace.shared.messages import FinishReason
+from headrace.shared.messages import FinishReason, PromptLogprobs
 
 EOS_TOKEN_ID = 256
 VOCAB_SIZE = 257
@@ -89,6 +90,27 @@ def expected_output(
     """
     params = FakeSamplingParams(max_tokens=max_tokens, **sampling_params)
     return [token_id for token_id, _, _ in answer(kv_content(prompt_token_ids), params, max_tokens)]
+
+
+def expected_prompt_logprobs(token_ids: list[int], asked: int | None) -> PromptLogprobs | None:
+    """Return the logprobs that a prompt has here; None when nobody asks.
+
+    Each token ID's depends on itself and on the one before it; -1 asks for the whole vocabulary.
+    """
+    if asked is None:
+        return None
+    num_others = VOCAB_SIZE if asked == -1 else asked
+    rows = [
+        [(own, -((before * 31 + own) % 64) / 8), *((i, -(i + 1) / 8) for i in range(num_others))]
+        for before, own in pairwise(token_ids)
+    ]
+    entries = [entry for row in rows for entry in row]
+    return packing.pack(
+        [token_id for token_id, _ in entries],
+        [logprob for _, logprob in entries],
+        [1 + own % 50 for own in token_ids[1:]],
+        num_rows=len(rows),
+    )
 
 
 def _token_ids(

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from headrace.shared.messages import FinishReason
+from headrace.shared.messages import FinishReason, PromptLogprobs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +52,7 @@ class PrefillResult:
     kv_transfer_params: dict[str, Any]  #: vLLM's handle for the pull
     expires: float  #: when the engine may free the blocks (Unix seconds)
     num_cached_token_ids: int  #: found in this engine's own prefix cache
+    prompt_logprobs: PromptLogprobs | None = None  #: None: not asked for
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,6 +69,7 @@ class DecodeOutput:
     """NIXL's own time for this sequence's pull, in seconds. In the first output only; None: nothing was pulled."""
     kv_transfer_bytes: int | None = None
     """Bytes pulled for this sequence. In the first output only; None: nothing was pulled."""
+    prompt_logprobs: PromptLogprobs | None = None  #: in the first output only; None: not asked for
 
 
 class PrefillEngine(Protocol):
@@ -78,9 +80,15 @@ class PrefillEngine(Protocol):
         ...
 
     async def prefill(
-        self, task_id: str, token_ids: list[int], *, cache_salt: str | None, priority: int
+        self,
+        task_id: str,
+        token_ids: list[int],
+        *,
+        cache_salt: str | None,
+        priority: int,
+        prompt_logprobs: int | None = None,
     ) -> PrefillResult:
-        """Compute one prompt's KV cache and lease it.
+        """Compute one prompt's KV cache and lease it; with `prompt_logprobs`, all of it anew.
 
         Cancelling the call aborts the request in the engine.
         Raises: BadRequestError for IDs the engine can't take, EngineRequestError for this request,
@@ -120,12 +128,14 @@ class DecodeEngine(Protocol):
         seed_offset: int = 0,
         reasoning_ended: bool | None = None,
         reasoning_parser_kwargs: dict[str, Any] | None = None,
+        prompt_logprobs: int | None = None,
     ) -> AsyncGenerator[DecodeOutput, None]:
         """Yield the token IDs of one sequence (`n` in `sampling_params` is ignored: always one).
 
         `kv_transfer_params` is checked for what would kill the engine (`handoff_check`); whether the handoff is
         used, late or foreign is the caller's to know. `seed_offset` is added to a given seed, so that choice i
-        of n differs as in vLLM. Closing the generator aborts the sequence.
+        of n differs as in vLLM. Closing the generator aborts the sequence. `prompt_logprobs` counts, and not
+        that of `sampling_params`; it can't go with `kv_transfer_params`, as a pulled prompt is not computed.
         A failed pull ends with finish reason "error" and no token IDs.
         Raises: BadRequestError, HandoffError, EngineRequestError, EngineDeadError.
         """

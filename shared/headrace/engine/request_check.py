@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from headrace.engine.interface import EngineInfo
 from headrace.shared.errors import BadRequestError
@@ -29,4 +30,16 @@ def check_prompt(token_ids: Sequence[int], info: EngineInfo, *, max_tokens: int 
             f"token ID {low if low < 0 else high} is outside the vocabulary"
             f" (0 to {info.vocab_size - 1})",
             param="prompt",
+        )
+
+
+def check_prompt_logprobs(asked: int | None, kv_transfer_params: dict[str, Any] | None) -> None:
+    """Check that logprobs of the prompt are asked of the engine that computes it.
+
+    Raises: BadRequestError. With them, vLLM's decode engine ignores the KV cache that it was to pull.
+    """
+    if asked is not None and kv_transfer_params is not None:
+        raise BadRequestError(
+            "prompt_logprobs can't go with kv_transfer_params: ask the engine that computes the prompt",
+            param="prompt_logprobs",
         )

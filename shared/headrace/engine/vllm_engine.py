@@ -17,7 +17,7 @@ import headrace.engine.vllm_env  # noqa: F401 - first: it sets what vLLM reads w
 from headrace.engine import vllm_params
 from headrace.engine.handoff_check import check_kv_transfer_params, check_origin
 from headrace.engine.interface import DecodeOutput, EngineInfo, EngineStats, PrefillResult
-from headrace.engine.request_check import check_prompt
+from headrace.engine.request_check import check_prompt, check_prompt_logprobs
 from headrace.engine.vllm_errors import translated
 from headrace.engine.vllm_start import EngineProcess
 from headrace.shared.errors import EngineDeadError, EngineRequestError
@@ -76,7 +76,13 @@ class VllmPrefillEngine(_VllmEngine):
         super().__init__(settings, Role.PREFILL)
 
     async def prefill(
-        self, task_id: str, token_ids: list[int], *, cache_salt: str | None, priority: int
+        self,
+        task_id: str,
+        token_ids: list[int],
+        *,
+        cache_salt: str | None,
+        priority: int,
+        prompt_logprobs: int | None = None,
     ) -> PrefillResult:
         """Compute one prompt's KV cache and lease it. See `PrefillEngine`."""
         check_prompt(token_ids, self.info)
@@ -84,7 +90,7 @@ class VllmPrefillEngine(_VllmEngine):
         with translated():
             outputs = self._process.engine.generate(
                 vllm_params.prompt(token_ids, cache_salt),
-                vllm_params.for_prefill(),
+                vllm_params.for_prefill(prompt_logprobs),
                 task_id,
                 priority=priority,
             )
@@ -99,6 +105,7 @@ class VllmPrefillEngine(_VllmEngine):
             kv_transfer_params=last.kv_transfer_params,
             expires=_finished_at(last.metrics) + self.info.lease_s,
             num_cached_token_ids=last.num_cached_tokens or 0,
+            prompt_logprobs=vllm_params.packed_prompt_logprobs(last.prompt_logprobs),
         )
 
 
@@ -121,16 +128,20 @@ class VllmDecodeEngine(_VllmEngine):
         seed_offset: int = 0,
         reasoning_ended: bool | None = None,
         reasoning_parser_kwargs: dict[str, Any] | None = None,
+        prompt_logprobs: int | None = None,
     ) -> AsyncGenerator[DecodeOutput, None]:
         """Yield the token IDs of one sequence. See `DecodeEngine`."""
         info = self.info
+        check_prompt_logprobs(prompt_logprobs, kv_transfer_params)
         if kv_transfer_params is not None:
             check_kv_transfer_params(
                 kv_transfer_params,
                 num_prompt_token_ids=len(token_ids),
                 block_size=info.block_size,
             )
-        params = vllm_params.for_decode(sampling_params, kv_transfer_params, seed_offset)
+        params = vllm_params.for_decode(
+            sampling_params, kv_transfer_params, seed_offset, prompt_logprobs
+        )
         check_prompt(token_ids, info, max_tokens=params.max_tokens)
         pulled: tuple[float, int] | None = None
         first = True
@@ -157,6 +168,7 @@ class VllmDecodeEngine(_VllmEngine):
                         num_cached_token_ids=output.num_cached_tokens or 0,
                         kv_transfer_s=pulled[0] if first and pulled else None,
                         kv_transfer_bytes=pulled[1] if first and pulled else None,
+                        prompt_logprobs=vllm_params.packed_prompt_logprobs(output.prompt_logprobs),
                     )
                     first = False
 

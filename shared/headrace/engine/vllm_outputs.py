@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
@@ -15,10 +16,11 @@ from vllm.v1.engine import FinishReason as VllmFinishReason
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.engine.parallel_sampling import ParentRequest
 from vllm.v1.metrics.stats import PrefillStats
-from vllm.v1.outputs import LogprobsLists
+from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 
+from headrace.shared import prompt_logprobs as packing
 from headrace.shared.errors import EngineRequestError
-from headrace.shared.messages import FinishReason
+from headrace.shared.messages import FinishReason, PromptLogprobs
 
 Row = list[tuple[int, float, int | None]]
 """One token ID's logprobs: `(token_id, logprob, rank)`, the sampled one first."""
@@ -49,6 +51,9 @@ class Outputs:
         self._choices: list[str] = []
         self._num_logprobs = prompts[0].sampling_params.num_logprobs
         self._n = n
+        self._prompts = prompts
+        self._prompt_logprobs: dict[int, LogprobsTensors] = {}
+        self._started: set[int] = set()
         for index, prompt in enumerate(prompts):
             self._add_prompt(str(index), prompt)
 
@@ -71,12 +76,15 @@ class Outputs:
         stop_reason: int | str | None,
         logprobs: list[Row] | None,
         num_cached_token_ids: int,
+        prompt_logprobs: PromptLogprobs | None = None,
     ) -> tuple[list[Indexed], bool]:
         """Return what came out, each with its prompt's index, and whether a stop string was found.
 
+        `prompt_logprobs` come with the prompt's first choice, and are those of its others too.
         Raises: EngineRequestError when logprobs were asked for and don't fit the IDs.
         """
         rows = self._rows(token_ids, logprobs)
+        of_prompt = self._of_prompt(choice, prompt_logprobs) if token_ids else None
         cached = PrefillStats(num_cached_tokens=num_cached_token_ids)
         results: list[Indexed] = []
         last = max(0, len(token_ids) - 1)  # an end without an ID, as of an abort, is one step too
@@ -85,6 +93,7 @@ class Outputs:
                 request_id=self._choices[choice],
                 new_token_ids=token_ids[index : index + 1],
                 new_logprobs=rows[index] if rows else None,
+                new_prompt_logprobs_tensors=of_prompt if index == 0 else None,
                 prefill_stats=cached,
             )
             if index == last and finish_reason is not None:
@@ -126,6 +135,20 @@ class Outputs:
             self._processor.add_request(child, prompt.text, parent, index)
             self._choices.append(child.request_id)
 
+    def _of_prompt(self, choice: int, given: PromptLogprobs | None) -> LogprobsTensors | None:
+        """Return the logprobs of a choice's prompt, where they were asked for and it has not had them."""
+        index = choice // self._n
+        prompt = self._prompts[index]
+        if prompt.sampling_params.prompt_logprobs is None or choice in self._started:
+            return None
+        self._started.add(choice)
+        if index not in self._prompt_logprobs:
+            problem = packing.problem(given, prompt.token_ids)
+            if given is None or problem is not None:
+                raise EngineRequestError(str(problem))
+            self._prompt_logprobs[index] = _tensors(given, len(prompt.token_ids) - 1)
+        return self._prompt_logprobs[index]
+
     def _rows(self, token_ids: list[int], logprobs: list[Row] | None) -> list[LogprobsLists] | None:
         if self._num_logprobs is None:
             return None
@@ -148,4 +171,16 @@ def _row(row: Row, token_id: int) -> LogprobsLists:
         logprob_token_ids=np.array([[entry[0] for entry in row]]),
         logprobs=np.array([[entry[1] for entry in row]], dtype=np.float64),
         sampled_token_ranks=np.array([row[0][2] or 0]),
+    )
+
+
+def _tensors(table: PromptLogprobs, num_rows: int) -> LogprobsTensors:
+    shape = (num_rows, table.width)
+    token_ids = np.frombuffer(table.token_ids, dtype="<u4").astype(np.int64)
+    logprobs = np.frombuffer(table.logprobs, dtype="<f4").astype(np.float32)
+    ranks = np.frombuffer(table.ranks, dtype="<u4").astype(np.int64)
+    return LogprobsTensors(
+        logprob_token_ids=torch.from_numpy(token_ids.reshape(shape)),
+        logprobs=torch.from_numpy(logprobs.reshape(shape)),
+        selected_token_ranks=torch.from_numpy(ranks),
     )

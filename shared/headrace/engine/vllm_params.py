@@ -9,10 +9,13 @@ import msgspec
 from vllm import SamplingParams
 from vllm.exceptions import VLLMClientError
 from vllm.inputs import TokensInput, tokens_input
-from vllm.logprobs import Logprob
+from vllm.logprobs import FlatLogprobs, Logprob
+from vllm.logprobs import PromptLogprobs as VllmPromptLogprobs
 from vllm.sampling_params import RequestOutputKind
 
+from headrace.shared import prompt_logprobs as packing
 from headrace.shared.errors import BadRequestError
+from headrace.shared.messages import PromptLogprobs
 
 _decoder = msgspec.msgpack.Decoder(SamplingParams)
 
@@ -22,8 +25,11 @@ def prompt(token_ids: list[int], cache_salt: str | None) -> TokensInput:
     return tokens_input(token_ids, cache_salt=cache_salt)
 
 
-def for_prefill() -> SamplingParams:
-    """Return what computes a prompt and keeps its blocks: one token ID, which nobody reads."""
+def for_prefill(prompt_logprobs: int | None = None) -> SamplingParams:
+    """Return what computes a prompt and keeps its blocks: one token ID, which nobody reads.
+
+    Of what the client asks for, only `prompt_logprobs` is prefill's to compute.
+    """
     return SamplingParams(
         n=1,
         max_tokens=1,
@@ -31,6 +37,8 @@ def for_prefill() -> SamplingParams:
         temperature=0.0,
         ignore_eos=True,
         detokenize=False,
+        prompt_logprobs=prompt_logprobs,
+        flat_logprobs=prompt_logprobs is not None,
         output_kind=RequestOutputKind.FINAL_ONLY,
         extra_args={"kv_transfer_params": {"do_remote_decode": True}},
     )
@@ -42,12 +50,15 @@ def for_step() -> SamplingParams:
 
 
 def for_decode(
-    data: bytes, kv_transfer_params: dict[str, Any] | None, seed_offset: int
+    data: bytes,
+    kv_transfer_params: dict[str, Any] | None,
+    seed_offset: int,
+    prompt_logprobs: int | None = None,
 ) -> SamplingParams:
     """Return the parameters of one choice, of which the engine sends only new token IDs.
 
-    Stop strings stay out: derender finds them. So do prompt logprobs: they would make decode compute
-    the prompt that it pulled.
+    Stop strings stay out: derender finds them. Prompt logprobs are those of `prompt_logprobs`: asked of every
+    choice, they would make decode compute the prompt that it pulled, or that the first choice computed.
 
     Raises: BadRequestError.
     """
@@ -60,9 +71,10 @@ def for_decode(
     params.detokenize = False
     params.stop = []
     params.output_text_buffer_length = 0
-    if params.prompt_logprobs is not None:
-        params.prompt_logprobs = None
-        params.skip_reading_prefix_cache = None
+    params.prompt_logprobs = prompt_logprobs
+    params.flat_logprobs = prompt_logprobs is not None
+    # A cached prompt has no logprobs; vLLM sees to it only where the parameters are made.
+    params.skip_reading_prefix_cache = prompt_logprobs is not None
     if params.seed is not None:
         params.seed += seed_offset
     extra = {k: v for k, v in (params.extra_args or {}).items() if k != "kv_transfer_params"}
@@ -88,3 +100,17 @@ def plain_logprobs(
         ]
         for sampled, found in zip(token_ids, logprobs, strict=True)
     ]
+
+
+def packed_prompt_logprobs(logprobs: VllmPromptLogprobs | None) -> PromptLogprobs | None:
+    """Return the logprobs of a prompt as a table; None where vLLM gives none.
+
+    Flat ones have every entry of a row, while a dict has but one where the prompt's own ID is a likeliest one.
+    """
+    if not logprobs:
+        return None
+    assert isinstance(logprobs, FlatLogprobs)  # what `for_prefill` and `for_decode` ask for
+    num_rows = len(logprobs) - 1
+    width = len(logprobs.token_ids) // num_rows if num_rows else 1
+    ranks = [rank or 0 for rank in logprobs.ranks[::width]]
+    return packing.pack(logprobs.token_ids, logprobs.logprobs, ranks, num_rows=num_rows)

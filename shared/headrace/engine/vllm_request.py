@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from types import SimpleNamespace
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -45,7 +45,13 @@ _HANDLER_REQUEST = cast(
 
 
 def parse(endpoint: Endpoint, body: bytes) -> VllmRequest:
-    """Return vLLM's request object for a body.
+    """Return vLLM's request object for the body of a chat or a completion. Raises: as `validated`."""
+    request: VllmRequest = validated(_ADAPTERS[endpoint], body)
+    return request
+
+
+def validated(adapter: TypeAdapter[Any], body: bytes) -> Any:
+    """Return the request object that vLLM's router makes of a body.
 
     Raises: BadRequestError for what is no JSON, no object, or has a field that vLLM refuses.
     """
@@ -57,8 +63,7 @@ def parse(endpoint: Endpoint, body: bytes) -> VllmRequest:
         raise _not_json(str(error), 0) from None
     try:
         # from_attributes: so FastAPI validates, and the words of its errors depend on it.
-        request: VllmRequest = _ADAPTERS[endpoint].validate_python(value, from_attributes=True)
-        return request
+        return adapter.validate_python(value, from_attributes=True)
     except ValidationError as error:
         missing = {"type": "missing", "loc": (), "msg": "Field required", "input": None}
         found: Any = [missing] if value is None else error.errors(include_url=False)
@@ -72,17 +77,23 @@ def check_supported(request: VllmRequest) -> None:
 
     Raises: BadRequestError naming the field.
     """
-    for name in _SET_HERE:
-        if getattr(request, name) or name in (request.vllm_xargs or {}):
-            raise BadRequestError(f"{name} is set by the server and can't be given", param=name)
+    check_transfer_params(request, request.vllm_xargs)
     if request.use_beam_search:
         raise BadRequestError("beam search is not supported", param="use_beam_search")
-    if request.prompt_logprobs is not None:
-        raise BadRequestError("prompt_logprobs is not supported", param="prompt_logprobs")
     if isinstance(request, ChatCompletionRequest):
         _check_chat(request)
     else:
         _check_completion(request)
+
+
+def check_transfer_params(request: Any, extra: Mapping[str, Any] | None) -> None:
+    """Refuse the handles by which engines pull from one another: they are the server's, and each is good once.
+
+    Raises: BadRequestError naming the field, of the request or of `extra`.
+    """
+    for name in _SET_HERE:
+        if getattr(request, name) or name in (extra or {}):
+            raise BadRequestError(f"{name} is set by the server and can't be given", param=name)
 
 
 def _check_chat(request: ChatCompletionRequest) -> None:
@@ -104,9 +115,6 @@ def _check_chat(request: ChatCompletionRequest) -> None:
 def _check_completion(request: CompletionRequest) -> None:
     if request.prompt_embeds is not None:
         raise BadRequestError("prompt_embeds is not supported", param="prompt_embeds")
-    if request.echo and request.logprobs is not None:
-        # The prompt's own logprobs would be needed, and a pulled KV cache has none.
-        raise BadRequestError("echo together with logprobs is not supported", param="echo")
 
 
 def request_error(error: Exception) -> RequestError:

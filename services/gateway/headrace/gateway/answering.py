@@ -9,6 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from headrace.gateway.call import Call, status_of
 from headrace.gateway.errors import retry_after_header, retry_after_of
+from headrace.gateway.events import Events, events_of
 from headrace.gateway.handler import Handler
 from headrace.shared.errors import EngineRequestError, RequestError
 from headrace.shared.messages import Chunk, Failure, Status, Terminal
@@ -16,7 +17,6 @@ from headrace.shared.openai_errors import error_body
 
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream; charset=utf-8"
-DONE = b"data: [DONE]\n\n"
 
 
 def headers_of(request_id: str, retry_after_s: float | None = None) -> dict[str, str]:
@@ -60,16 +60,16 @@ def terminal_response(terminal: Terminal, request_id: str) -> Response:
     )
 
 
-def events(messages: list[Chunk | Terminal]) -> bytes:
+def sent(messages: list[Chunk | Terminal], events: Events) -> bytes:
     """Return the messages as server-sent events, to be sent in one write."""
     parts: list[bytes] = []
     for message in messages:
         if isinstance(message, Chunk):
-            parts.extend(b"data: " + chunk + b"\n\n" for chunk in message.chunks)
+            parts.append(events.chunk(message))
             continue
         if message.status != "ok":
-            parts.append(b"data: " + _failed_terminal(message)[1] + b"\n\n")
-        parts.append(DONE)
+            parts.append(events.error(_failed_terminal(message)[1]))
+        parts.append(events.end())
     return b"".join(parts)
 
 
@@ -131,10 +131,11 @@ class CallResponse(Response):
     async def _stream(self, messages: list[Chunk | Terminal], send: Send) -> None:
         self._http_status = 200
         headers = headers_of(self._call.record.request_id) | {"Content-Type": EVENT_STREAM}
+        events = events_of(self._call.record.endpoint)
         raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": raw})
         while True:
-            await send(_part(events(messages)))
+            await send(_part(sent(messages, events)))
             last = messages[-1]
             if isinstance(last, Terminal):
                 self._end(last.status, 200, None)
@@ -143,7 +144,7 @@ class CallResponse(Response):
                 messages = await self._call.next()
             except RequestError as error:
                 self._fail(error, 200)
-                await send(_part(b"data: " + error_body(error) + b"\n\n" + DONE))
+                await send(_part(events.error(error_body(error)) + events.end()))
                 break
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -6,9 +6,10 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
+from typing import TypeVar
 
 import msgspec
 from fastapi import FastAPI, Request
@@ -17,8 +18,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from headrace.gateway import models
-from headrace.gateway.answering import JSON, CallResponse, error_response
-from headrace.gateway.body import parse_body, read_body
+from headrace.gateway.answering import JSON, CallResponse, error_response, headers_of
+from headrace.gateway.ask import Asker, Question
+from headrace.gateway.body import model_of, parse_body, read_body
 from headrace.gateway.call import Order
 from headrace.gateway.errors import UnavailableError
 from headrace.gateway.handler import Handler
@@ -31,33 +33,57 @@ from headrace.shared.errors import (
     MalformedMessageError,
     RequestError,
 )
-from headrace.shared.messages import Endpoint, Failure
+from headrace.shared.messages import DerenderAsk, Endpoint, Failure, RenderAsk
 from headrace.shared.openai_errors import error_body
 from headrace.shared.subjects import check_token
 from headrace.shared.submission import TRACEPARENT, valid_traceparent
 
 logger = logging.getLogger(__name__)
 
+E = TypeVar("E")
+
 REQUEST_ID_HEADER = "X-Request-Id"
 TIMEOUT_HEADER = "X-Request-Timeout"
 MAX_TIMEOUT_S = 86_400.0
 
+CREATES: dict[str, Endpoint] = {
+    "/v1/chat/completions": "chat.completions",
+    "/v1/completions": "completions",
+    "/v1/responses": "responses",
+    "/inference/v1/generate": "generate",
+}
+"""Calls that generate: they travel through the pipeline."""
+ASKS: dict[str, RenderAsk | DerenderAsk] = {
+    "/tokenize": "tokenize",
+    "/detokenize": "detokenize",
+    "/v1/chat/completions/render": "chat.completions.render",
+    "/v1/completions/render": "completions.render",
+    "/v1/chat/completions/derender": "chat.completions.derender",
+    "/v1/completions/derender": "completions.derender",
+}
+"""Calls that one worker answers."""
 
-def create_app(link: Link, handler: Handler, *, max_body_bytes: int, pace: Pace) -> FastAPI:
+
+def create_app(
+    link: Link, handler: Handler, asker: Asker, *, max_body_bytes: int, pace: Pace
+) -> FastAPI:
     """Return the ASGI application."""
     app = FastAPI(title="headrace", openapi_url=None)
     started = int(time.time())
     _handle_errors(app)
 
+    async def body_of(request: Request) -> bytes:
+        return await read_body(
+            request.stream(),
+            request.headers.get("content-length"),
+            max_bytes=max_body_bytes,
+            timeout_s=pace.body_timeout_s,
+        )
+
     async def create(request: Request, endpoint: Endpoint) -> Response:
         request_id, is_own_id = request_id_of(request.headers)
         try:
-            body = await read_body(
-                request.stream(),
-                request.headers.get("content-length"),
-                max_bytes=max_body_bytes,
-                timeout_s=pace.body_timeout_s,
-            )
+            body = await body_of(request)
             fields = parse_body(body, request.headers.get("content-type", ""))
             order = Order(
                 request_id=request_id,
@@ -75,13 +101,42 @@ def create_app(link: Link, handler: Handler, *, max_body_bytes: int, pace: Pace)
         except RequestError as error:
             return _refused(error, request_id)
 
-    @app.post("/v1/chat/completions")
-    async def chat_completions(request: Request) -> Response:
-        return await create(request, "chat.completions")
+    async def ask(request: Request, endpoint: RenderAsk | DerenderAsk) -> Response:
+        request_id, _ = request_id_of(request.headers)
+        try:
+            body = await body_of(request)
+            handler.check_open()
+            question = Question(
+                request_id=request_id,
+                endpoint=endpoint,
+                model=model_of(body, request.headers.get("content-type", "")),
+                body=body,
+                timeout_s=timeout_of(request.headers),
+            )
+            answer = await asker.ask(question)
+        except ClientDisconnect:
+            return _refused(CancelledRequestError("the client disconnected"), request_id)
+        except RequestError as error:
+            return _refused(error, request_id)
+        return Response(
+            answer.body,
+            status_code=answer.http_status,
+            media_type=JSON,
+            headers=headers_of(request_id, answer.retry_after_s),
+        )
 
-    @app.post("/v1/completions")
-    async def completions(request: Request) -> Response:
-        return await create(request, "completions")
+    for path, endpoint in CREATES.items():
+        app.post(path)(_bound(create, endpoint))
+    for path, question in ASKS.items():
+        app.post(path)(_bound(ask, question))
+
+    @app.get("/v1/responses/{response_id}")
+    @app.delete("/v1/responses/{response_id}")
+    @app.post("/v1/responses/{response_id}/cancel")
+    async def stored_response(response_id: str) -> Response:
+        raise HTTPException(
+            404, f"Response with id '{response_id}' not found: responses are not stored here."
+        )
 
     @app.get("/v1/models")
     async def list_models() -> Response:
@@ -123,6 +178,15 @@ def create_app(link: Link, handler: Handler, *, max_body_bytes: int, pace: Pace)
         return _json({"version": headrace_version()})
 
     return app
+
+
+def _bound(
+    route: Callable[[Request, E], Awaitable[Response]], endpoint: E
+) -> Callable[[Request], Awaitable[Response]]:
+    async def bound(request: Request) -> Response:
+        return await route(request, endpoint)
+
+    return bound
 
 
 def request_id_of(headers: Mapping[str, str]) -> tuple[str, bool]:

@@ -70,22 +70,35 @@ def parse_body(body: bytes, content_type: str) -> RequestFields:
 
     Raises: InvalidBodyError, worded as vLLM's server words it.
     """
+    fields = _parse(body, content_type)
+    return RequestFields(model=_model(fields), stream=_as_bool(fields.stream))
+
+
+def model_of(body: bytes, content_type: str) -> str | None:
+    """Return the model that a question names; all else is left to the worker. Raises: as `parse_body`."""
+    return _model(_parse(body, content_type))
+
+
+def _parse(body: bytes, content_type: str) -> _Fields:
     if content_type.split(";", maxsplit=1)[0].strip().lower() != "application/json":
         raise _invalid("Unsupported Media Type: Only 'application/json' is allowed")
     if not body:
         raise _invalid(_entry("missing", "body", "Field required", None), param="body")
     try:
-        fields = _decoder.decode(body)
+        return _decoder.decode(body)
     except msgspec.ValidationError:
         raise _not_an_object(msgspec.json.decode(body)) from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise _json_error(body, error) from None
+
+
+def _model(fields: _Fields) -> str | None:
     if fields.model is not None and not isinstance(fields.model, str):
         raise _invalid(
             _entry("string_type", "body.model", "Input should be a valid string", fields.model),
             param="body.model",
         )
-    return RequestFields(model=fields.model or None, stream=_as_bool(fields.stream))
+    return fields.model or None
 
 
 def _as_bool(value: object) -> bool:

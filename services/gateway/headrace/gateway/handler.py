@@ -56,13 +56,17 @@ class Handler:
         """How many clients wait."""
         return len(self._calls)
 
+    def check_open(self) -> None:
+        """Raises: UnavailableError when the gateway takes nothing new."""
+        if self.is_draining:
+            raise _draining()
+
     async def open(self, order: Order) -> Call:
         """Submit a request; the caller must `close` the call.
 
         Raises: RequestError when it is not accepted.
         """
-        if self.is_draining:
-            raise _draining()
+        self.check_open()
         try:
             model = resolve_model(self._link.workers, order.model)
             if self.recent.get(order.request_id) is not None:
@@ -165,7 +169,7 @@ class Handler:
             is_new = await broker.publish_durable(
                 submission.subject,
                 submission.body,
-                message_id=submission.request_id,
+                message_id=submission.message_id,
                 headers=submission.to_headers(),
             )
         except (BrokerError, asyncio.CancelledError):

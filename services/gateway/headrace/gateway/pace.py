@@ -18,3 +18,4 @@ class Pace:
     grace_s: float = 2.0  #: past the deadline, for the pipeline's own terminal
     cancel_interval_s: float = 1.0  #: a cancel is repeated: the job may still wait in a queue
     body_timeout_s: float = 60.0  #: for a request's body
+    ask_timeout_s: float = 50.0  #: for a question; under a minute, for which a worker may reply

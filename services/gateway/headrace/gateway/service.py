@@ -13,6 +13,7 @@ from typing import Literal
 import uvicorn
 
 from headrace.gateway.app import create_app
+from headrace.gateway.ask import Asker
 from headrace.gateway.handler import Handler
 from headrace.gateway.link import Link
 from headrace.gateway.pace import Pace
@@ -151,8 +152,13 @@ class Gateway:
 
     def _server(self) -> uvicorn.Server:
         gateway = self._settings.gateway
+        asker = Asker(self._link, tenant=gateway.tenant, timeout_s=self._pace.ask_timeout_s)
         app = create_app(
-            self._link, self._handler, max_body_bytes=gateway.max_body_bytes, pace=self._pace
+            self._link,
+            self._handler,
+            asker,
+            max_body_bytes=gateway.max_body_bytes,
+            pace=self._pace,
         )
         config = uvicorn.Config(
             app,
