@@ -269,4 +269,4 @@ def test_the_loop_is_free_while_a_large_prompt_is_rendered(renderer: Renderer) -
             await rendering
         return turns
 
-    assert asyncio.run(count()) > 10
+    assert asyncio.run(count()) > 3  # on the loop it would be 1 or 2

@@ -125,6 +125,10 @@ class NatsServer:
             self._signal(signal.SIGKILL)
             self._process.wait()
 
+    def pause(self) -> None:
+        """Stop it as a hung machine does: its sockets stay open, and nobody answers."""
+        self._signal(signal.SIGSTOP)
+
     async def restart(self) -> None:
         """Start it again on the same port and store, after `kill` or `stop`."""
         await self.stop()

@@ -225,3 +225,22 @@ async def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
     config.write_text("max_payload: [")
     with pytest.raises(BrokerError, match=r"broken\.conf"):
         await NatsServer(tmp_path / "nats", config=config).start()
+
+
+async def test_a_subscribe_that_the_broker_leaves_in_the_middle_is_made_again(
+    nats_server_of_its_own: NatsServer,
+) -> None:
+    server = nats_server_of_its_own
+    broker = await Broker.connect(
+        BrokerSettings(url=server.url, publish_timeout_s=30), role="test", name="test"
+    )
+    server.pause()  # the flush behind the subscription is not answered any more
+    heard: asyncio.Queue[Received] = asyncio.Queue()
+    subscribing = asyncio.create_task(broker.subscribe("hr.v1.kv.decode-1", heard.put_nowait))
+    await asyncio.sleep(0)  # let it begin
+    server.kill()
+    await server.restart()
+    await subscribing
+    await broker.publish("hr.v1.kv.decode-1", b"heard")
+    assert (await heard.get()).payload == b"heard"
+    await broker.close()

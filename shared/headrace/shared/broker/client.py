@@ -17,6 +17,7 @@ from headrace.shared.broker import blobs, stored
 from headrace.shared.broker.connection import (
     Connection,
     ConnectionLostError,
+    ConnectionLostError,
     DeniedError,
     NoResponderError,
 )
@@ -206,7 +207,19 @@ class Broker:
 
         await self._wait_until_ready(self._settings.publish_timeout_s)
         connection = self._connection_of(subject)
-        return Subscription(connection, await connection.subscribe(subject, receive, queue=queue))
+        while True:
+            await self._wait_until_ready(self._settings.publish_timeout_s)
+            try:
+                inner = await connection.subscribe(subject, receive, queue=queue)
+            except ConnectionLostError as error:
+                logger.info(
+                    "subscribing again: %s",
+                    error,
+                    extra={"action": "resubscribe", "subject": subject},
+                )
+                await asyncio.sleep(RETRY_S)  # the loss is noticed here a moment later
+                continue
+            return Subscription(connection, inner)
 
     async def take(self, queue: WorkQueue, *, wait_s: float) -> Delivery | None:
         """Take one message, or return None when none came within `wait_s` seconds (0: at once).

@@ -282,13 +282,23 @@ class Connection:
             await self._remove(subscription)
 
     async def flush(self) -> None:
-        """Return when the broker has read all that was written. Raises: BrokerError."""
-        try:
-            # nats-py writes a PING past what it still holds back, so the first one proves nothing.
-            await self._nc.flush()
-            await self._nc.flush()
-        except (errors.Error, OSError) as error:
-            raise BrokerError(f"flush: {_text(error)}") from error
+        """Return when the broker has read all that was written.
+
+        Raises: BrokerError, at once when the connection breaks meanwhile.
+        """
+        # nats-py writes a PING past what it still holds back, so the first one proves nothing.
+        for _ in range(2):
+            flushed = asyncio.ensure_future(self._nc.flush())
+            try:
+                waiting: set[asyncio.Future[Any]] = {flushed, self._lost}
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                if not flushed.done():
+                    raise ConnectionLostError("flush: the connection broke before the answer")
+                flushed.result()
+            except (errors.Error, OSError) as error:
+                raise BrokerError(f"flush: {_text(error)}") from error
+            finally:
+                flushed.cancel()
 
     async def close(self) -> None:
         """Flush and close, for good."""
