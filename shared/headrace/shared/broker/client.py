@@ -17,7 +17,6 @@ from headrace.shared.broker import blobs, stored
 from headrace.shared.broker.connection import (
     Connection,
     ConnectionLostError,
-    ConnectionLostError,
     DeniedError,
     NoResponderError,
 )
