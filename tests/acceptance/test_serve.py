@@ -69,3 +69,28 @@ def test_a_second_signal_ends_a_service_that_does_not_drain(
     assert next_line(started) == "told\n"
     started.send_signal(signal.SIGTERM)
     assert started.wait(TIMEOUT_S) == 1
+
+
+WAITS_FOR_A_BROKER = """
+import logging, sys
+from headrace.cli.main import main
+from headrace.shared.broker import Broker
+
+connect = Broker.connect
+
+async def told(*args, **more):
+    print("connecting", flush=True)
+    return await connect(*args, **more)
+
+Broker.connect = told
+main(["serve", "render", "--engine", "fake", "--set", "broker.url=nats://127.0.0.1:1"])
+"""
+
+
+@pytest.mark.parametrize("started", [WAITS_FOR_A_BROKER], indirect=True)
+def test_a_signal_ends_a_worker_that_still_waits_for_the_broker(
+    started: subprocess.Popen[str],
+) -> None:
+    assert next_line(started) == "connecting\n"
+    started.send_signal(signal.SIGTERM)
+    assert started.wait(TIMEOUT_S) == 0

@@ -41,10 +41,14 @@ async def running(
 def locked(store_dir: Path) -> Iterator[None]:
     """Hold the store: two brokers on one would destroy it.
 
-    Raises: SettingsError when another process holds it.
+    Raises: SettingsError when another process holds it, or the folder can't be used.
     """
-    store_dir.mkdir(parents=True, exist_ok=True)
-    with (store_dir / ".lock").open("w") as lock:
+    try:
+        store_dir.mkdir(parents=True, exist_ok=True)
+        lock_file = (store_dir / ".lock").open("w")
+    except OSError as error:
+        raise SettingsError(f"up.store_dir {store_dir}: it can't be used: {error}") from None
+    with lock_file as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -26,9 +26,14 @@ RENDER_DRAIN_S = 30.0  # render finishes what it took, which is quick
 
 
 def make_run_folder(home: Path) -> Path:
-    """Return a new `run/<time>-<pid>` with an empty `logs` in it."""
+    """Return a new `run/<time>-<pid>` with an empty `logs` in it. Raises: SettingsError when it can't be made."""
     folder = home / "run" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    (folder / "logs").mkdir(parents=True)
+    try:
+        (folder / "logs").mkdir(parents=True)
+    except OSError as error:
+        raise SettingsError(
+            f"HEADRACE_HOME={home}: no run folder can be made there: {error}"
+        ) from None
     return folder
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from headrace.cli import model
-from headrace.shared.errors import EngineDeadError, HeadraceError, SettingsError
+from headrace.shared.errors import EngineDeadError, HeadraceError, SettingsError, StoppedError
 from headrace.shared.settings import Settings
 from headrace.shared.subjects import Role
 
@@ -47,6 +47,9 @@ def serve(role: Role, settings: Settings) -> int:
     except EngineDeadError as error:
         logger.error("the engine is dead: %s", error, extra={"action": "engine_dead"})
         return EXIT_ENGINE_DEAD
+    except StoppedError as error:
+        logger.info("%s", error, extra={"action": "drained"})
+        return EXIT_OK
     except HeadraceError as error:
         logger.error("%s", error, extra={"action": "failed"})
         return EXIT_ERROR

@@ -16,6 +16,7 @@ HeadraceError
 │   └── UnsupportedVersionError   a type it knows, in a version it does not
 ├── HandoffError             this handoff must not reach the decode engine; `reason` says why
 ├── BrokerError              the broker refused or did not answer
+├── StoppedError             the process was stopped before it could begin
 ├── EngineDeadError          the engine is gone; the worker must end and be restarted
 └── SettingsError            a setting is wrong; startup stops
 """
@@ -138,6 +139,10 @@ class HandoffError(HeadraceError):
 
 class BrokerError(HeadraceError):
     """The broker refused an operation, or did not answer in time."""
+
+
+class StoppedError(HeadraceError):
+    """The process was stopped before it could begin: no fault, and nothing to drain."""
 
 
 class EngineDeadError(HeadraceError):

@@ -237,6 +237,8 @@ class OpenStream(Message, frozen=True, tag="open.v1"):
     """Where control messages for this stream go: `ctl.worker.<decode_instance>`."""
     job: Job
     """Prompt, parameters and body: all that the answer depends on."""
+    epoch: int = 1
+    """Which owner of the job sends: how often the job was delivered. Answers of two owners are never mixed."""
 
 
 class StreamOpened(Message, frozen=True, tag="opened.v1"):
@@ -394,6 +396,8 @@ class Chunk(Message, frozen=True, tag="chunk.v1"):
     """Counts the messages of this answer, from 0."""
     chunks: tuple[bytes, ...]
     """OpenAI chunk objects as JSON, one an SSE event."""
+    epoch: int = 1
+    """Whose answer it is a part of (`OpenStream.epoch`): the reader keeps to the epoch of the first one."""
 
 
 class Terminal(Message, frozen=True, tag="terminal.v1"):
@@ -411,6 +415,8 @@ class Terminal(Message, frozen=True, tag="terminal.v1"):
     """JSON: the whole answer, or OpenAI's error body. Empty after a stream that ended well."""
     retry_after_s: float | None = None
     """When to try again. None: no advice."""
+    epoch: int = 0
+    """Whose chunks went before (`OpenStream.epoch`). 0: none, or it does not matter to an error."""
     timings: Timings = Timings()
     """Where the time went."""
 

@@ -20,6 +20,7 @@ from headrace.shared.errors import SettingsError
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Address = Annotated[str, msgspec.Meta(min_length=1)]
 SubjectToken = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,128}$")]
 EngineKind = Literal["vllm", "fake"]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -71,10 +72,12 @@ class BrokerSettings(_Section, frozen=True):
 class GatewaySettings(_Section, frozen=True):
     """The HTTP edge."""
 
-    host: str = "127.0.0.1"  #: address to listen on
+    host: Address = "127.0.0.1"  #: address to listen on
     port: Port = 8000  #: 0: any free one
     max_body_bytes: Positive = 8 * 2**20  #: a larger request is 413
-    deadline_s: Seconds = 600.0  #: of a request that names none
+    deadline_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = (
+        600.0  #: of a request that names none
+    )
     tenant: SubjectToken = "default"  #: of requests without an API key
     drain_timeout_s: Seconds = 120.0  #: at shutdown, for running requests
 
@@ -121,7 +124,7 @@ class NixlSettings(_Section, frozen=True):
     """How the KV cache moves."""
 
     lease_s: Seconds = 30.0  #: how long prefill keeps a handoff's blocks
-    host: str = "127.0.0.1"  #: address at which other workers reach this one's side channel
+    host: Address = "127.0.0.1"  #: address at which other workers reach this one's side channel
     port: Port = 0  #: of the side channel; 0: any free one
     progress_delay_us: NonNegative = 100  #: pause of NIXL's progress thread; 0 spins a core
     load_failure_policy: Literal["fail", "recompute"] = (

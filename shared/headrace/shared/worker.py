@@ -22,6 +22,7 @@ from headrace.shared.errors import (
     EngineDeadError,
     ExpiredError,
     RequestError,
+    StoppedError,
     WireError,
 )
 from headrace.shared.messages import DeadLetter, Heartbeat, Status, Terminal, Timings
@@ -231,13 +232,37 @@ def terminal_of(
     )
 
 
+async def _connected(settings: Settings, role: Role, instance: str, stop: asyncio.Event) -> Broker:
+    """Wait for the broker, however late it comes, but not longer than the process is to run."""
+    connecting = asyncio.create_task(Broker.connect(settings.broker, role=role, name=instance))
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({connecting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if connecting.done():
+            return connecting.result()
+        raise StoppedError(f"{instance} was stopped before it reached the broker")
+    finally:
+        for task in (connecting, stopping):
+            task.cancel()
+        await asyncio.gather(connecting, stopping, return_exceptions=True)
+
+
 @asynccontextmanager
 async def joined(
-    settings: Settings, role: Role, *, model: str, contract: str, slots: int
+    settings: Settings,
+    role: Role,
+    *,
+    model: str,
+    contract: str,
+    slots: int,
+    stop: asyncio.Event,
 ) -> AsyncIterator[Worker]:
-    """Join the pipeline: connect, declare the model's queues, send heartbeats; leave it at the end."""
+    """Join the pipeline: connect, declare the model's queues, send heartbeats; leave it at the end.
+
+    Raises: StoppedError when `stop` is set before the broker was reached.
+    """
     instance = f"{role}-{uuid.uuid4().hex[:8]}"
-    broker = await Broker.connect(settings.broker, role=role, name=instance)
+    broker = await _connected(settings, role, instance, stop)
     try:
         worker = Worker(
             role=role,

@@ -246,3 +246,13 @@ async def test_a_closed_broker_says_so(broker_settings: BrokerSettings) -> None:
         await broker.publish("hr.v1.frames.x", b"")
     with pytest.raises(BrokerError, match="closed"):
         await broker.take(WorkQueue.prefill("m", Lane.RT), wait_s=1)
+
+
+@pytest.mark.parametrize(
+    "ref", ["x.99999999999.5.abc", "x.-1.0.abc", "x.1.-1.abc", "x.1.99999999999.abc", "x.1.1"]
+)
+async def test_a_ref_that_no_blob_can_have_is_refused_before_it_costs_anything(
+    broker: Broker, ref: str
+) -> None:
+    with pytest.raises(BrokerError, match="blob ref must be"):
+        await broker.get_blob(ref)

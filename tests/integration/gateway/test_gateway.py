@@ -271,3 +271,40 @@ async def test_an_address_in_use_stops_the_start_and_is_named(gateway, broker_se
         await run(
             Settings(broker=broker_settings, gateway=edge), engine="fake", stop=asyncio.Event()
         )
+
+
+async def head(gateway, data):
+    """Send bytes to the gateway's port as they are, and return all that comes back."""
+    reader, writer = await asyncio.open_connection(
+        gateway.client.base_url.host, gateway.client.base_url.port
+    )
+    try:
+        for start in range(0, len(data), 2**14):
+            writer.write(data[start : start + 2**14])
+            await writer.drain()
+        return await reader.read()
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET /health HTTP/1.1\r\nx: " + b"y" * 2**22,
+        b"GET /health HTTP/1.1\r\n" + b"x: y\r\n" * 2**19,
+        b"GET /" + b"y" * 2**22,
+    ],
+    ids=["one header", "many headers", "path"],
+)
+async def test_a_head_beyond_all_measure_is_cut_off_and_others_are_served(gateway, stages, data):
+    answer = await head(gateway, data)
+    assert answer == b"" or answer.startswith((b"HTTP/1.1 431 ", b"HTTP/1.1 400 "))
+    assert (await gateway.client.get("/health")).status_code == 200
+
+
+async def test_a_client_that_never_finishes_its_head_is_hung_up_on(gateway, stages, monkeypatch):
+    monkeypatch.setattr("headrace.gateway.http_limits.HEAD_TIMEOUT_S", 0.05)
+    assert await head(gateway, b"GET /health HT") == b""
+    assert await head(gateway, b"") == b""

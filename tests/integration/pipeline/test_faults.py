@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import logging
 import time
@@ -14,10 +15,11 @@ import msgspec
 import pytest
 
 from headrace.decode import engine as decode_engines
+from headrace.decode.service import DecodeService
 from headrace.engine.fake_engine import FakeDecodeEngine, FakePrefillEngine
 from headrace.prefill import engine as prefill_engines
 from headrace.shared import subjects, wire
-from headrace.shared.broker import Broker, Received
+from headrace.shared.broker import Broker, Delivery, Received, WorkQueue
 from headrace.shared.errors import QueueFullError
 from headrace.shared.messages import Chunk, DeadLetter, Handoff, Job, Prompt, Terminal
 from headrace.shared.settings import EngineKind, Settings
@@ -548,3 +550,38 @@ async def test_a_later_terminal_of_a_kept_result_is_not_published(
         subjects.res("acme", request_id), wire.encode(earlier), message_id=f"{request_id}.earlier"
     )
     assert await submit(pipeline, request_id) == earlier
+
+
+async def test_a_job_that_comes_again_to_the_worker_that_has_it_still_is_not_run_twice(
+    pipeline: Pipeline,
+    client: httpx.AsyncClient,
+    held: Engines,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As after a pause that was longer than `ack_wait`: the broker gives the job to the same worker again."""
+    came_again = asyncio.Event()
+    work, job_queue = DecodeService._work, WorkQueue.job.__func__  # type: ignore[attr-defined]
+
+    async def noted(self: DecodeService, delivery: Delivery) -> None:
+        if delivery.num_delivered > 1:
+            came_again.set()
+        await work(self, delivery)
+
+    async def silent(self: Delivery) -> None:
+        await asyncio.Event().wait()
+
+    def hasty(cls: type[WorkQueue], pool: str, lane: Lane) -> WorkQueue:
+        return dataclasses.replace(job_queue(cls, pool, lane), ack_wait_s=0.3)
+
+    monkeypatch.setattr(DecodeService, "_work", noted)
+    monkeypatch.setattr(Delivery, "_keep_alive", silent)
+    monkeypatch.setattr(WorkQueue, "job", classmethod(hasty))
+    await pipeline.start(Role.GATEWAY, *STAGES)
+    answering = asyncio.create_task(
+        client.post("/v1/completions", json=completion(pipeline, "paused"))
+    )
+    await came_again.wait()
+    assert held.decode[0].stats().num_running == 1
+    held.decode[0].release()
+    answer = await answering
+    assert answer.json()["choices"][0]["text"] == expected_text("paused", 16)

@@ -198,3 +198,17 @@ async def test_a_word_about_a_detached_stream_is_ignored(wire: Wire) -> None:
         frames_seen.append(await wire.frames.get())
     assert [entry.stream_id for entry in frames_seen[-1].tokens] == [2]
     assert not wire.task.done()
+
+
+async def test_a_link_that_follows_another_one_goes_on_counting() -> None:
+    """Its receiver acknowledges by number: one that began anew would never be credited again."""
+    frames_sent: asyncio.Queue[Frame] = asyncio.Queue()
+    link = FrameLink("decode-1", "derender-1", frames_sent.put, now=lambda: 0.0, first_seq=41)
+    task = asyncio.create_task(link.run())
+    source = Source(1)
+    source.log.add(0, DecodeOutput(token_ids=[1]))
+    link.attach(source)
+    assert (await frames_sent.get()).seq == 42
+    assert link.seq == 42
+    link.credit(42)
+    task.cancel()

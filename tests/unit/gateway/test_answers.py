@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 
 from headrace.gateway.pace import Pace
@@ -235,3 +236,26 @@ async def test_one_info_line_says_how_a_request_went_and_holds_no_prompt(gateway
     assert line.levelname == "INFO"
     assert line.timings["render_s"] == 0.25
     assert "my secret" not in str(vars(line))
+
+
+async def test_chunks_of_another_owner_are_dropped_and_its_end_is_an_error(gateway, make):
+    def script(s):
+        gateway.broker.send(s, make.chunk(s, 0, "mine"))
+        other = msgspec.structs.replace(make.chunk(s, 1, "another answer"), epoch=2)
+        gateway.broker.send(s, other, make.terminal(s, 2, epoch=2))
+
+    gateway.broker.script = script
+    answer = await gateway.post(stream=True).end()
+    first, error, done = answer.events
+    assert (first, done) == ('{"text":"mine"}', "[DONE]")
+    assert "two workers answered" in json.loads(error)["error"]["message"]
+
+
+async def test_an_answer_of_a_second_owner_alone_is_a_whole_answer(gateway, make):
+    def script(s):
+        first = msgspec.structs.replace(make.chunk(s, 0, "again"), epoch=2)
+        gateway.broker.send(s, first, make.terminal(s, 1, epoch=2))
+
+    gateway.broker.script = script
+    answer = await gateway.post(stream=True).end()
+    assert answer.events == ['{"text":"again"}', "[DONE]"]

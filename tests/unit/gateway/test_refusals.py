@@ -53,6 +53,16 @@ def test_a_body_nested_beyond_all_measure_is_refused():
         parse_body(b'{"a":' + b"[" * 200_000, "application/json")
 
 
+@pytest.mark.parametrize(
+    "body",
+    [b"[" * 300_000, b'{"stream": ' + b"9" * 5_000 + b"}", b'{"model": 1e999}'],
+    ids=["nested", "digits", "infinite"],
+)
+def test_a_body_that_breaks_behind_the_first_look_is_refused(body):
+    with pytest.raises(InvalidBodyError):
+        parse_body(body, "application/json")
+
+
 async def test_another_media_type_is_refused(gateway):
     answer = await gateway.post(headers={"content-type": "text/plain"}).end()
     assert answer.status == 400

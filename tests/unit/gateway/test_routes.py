@@ -31,6 +31,28 @@ async def test_models_are_what_the_workers_announce(gateway, client, make):
     assert body["data"][0]["permission"][0]["object"] == "model_permission"
 
 
+async def test_one_model_is_retrieved_by_its_name_slashes_and_all(gateway, client, make):
+    gateway.workers.beats.append(make.beat(Role.DECODE, "org/b", max_model_len=4096))
+    listed = (await client.get("/v1/models")).json()["data"]
+    assert [card["id"] for card in listed] == ["m", "org/b"]
+    for card in listed:
+        assert (await client.get(f"/v1/models/{card['id']}")).json() == card
+    assert (await client.get("/v1/models/")).json()["data"] == listed
+
+
+async def test_a_model_that_nobody_serves_is_not_found(gateway, client):
+    answer = await client.get("/v1/models/nobody")
+    assert answer.status_code == 404
+    assert answer.json()["error"]["message"] == (
+        "The model `nobody` does not exist. Valid aliases: m."
+    )
+    gateway.workers.beats.clear()
+    answer = await client.get("/v1/models/m")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+    gateway.broker.is_connected = False
+    assert (await client.get("/v1/models/m")).status_code == 503
+
+
 async def test_ready_names_the_stages(client):
     answer = await client.get("/ready")
     assert answer.status_code == 200

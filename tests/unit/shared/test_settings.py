@@ -39,6 +39,11 @@ def test_a_text_setting_may_look_like_a_number() -> None:
         ({"decode": {"slots": 0}}, r"\$\.decode\.slots"),
         ({"decode": {"slot": 1}}, "slot"),
         ({"cecode": {}}, "cecode"),
+        ({"decode": {"local_prefill_threshold": "nan"}}, "local_prefill_threshold"),
+        ({"decode": {"local_prefill_threshold": -1}}, r"\$\.decode\.local_prefill_threshold"),
+        ({"gateway": {"tenant": "a.b"}}, r"\$\.gateway\.tenant"),
+        ({"gateway": {"host": ""}}, r"\$\.gateway\.host"),
+        ({"gateway": {"deadline_s": "inf"}}, r"\$\.gateway\.deadline_s"),
     ],
 )
 def test_a_wrong_setting_is_named(overrides: dict[str, object], named: str) -> None:

@@ -46,6 +46,7 @@ class FrameLink:
         send: Callable[[Frame], Awaitable[None]],
         *,
         now: Callable[[], float],
+        first_seq: int = 0,
     ) -> None:
         self._decode_instance = decode_instance
         self._derender_instance = derender_instance
@@ -56,9 +57,14 @@ class FrameLink:
         self._dirty: dict[int, None] = {}
         self._ends_due: set[int] = set()
         self._wake = asyncio.Event()
-        self._seq = 0
-        self._acked = 0
+        self._seq = first_seq  # a link that follows another one to the same worker goes on counting
+        self._acked = first_seq
         self._progress = now()
+
+    @property
+    def seq(self) -> int:
+        """The number of the last frame."""
+        return self._seq
 
     @property
     def num_streams(self) -> int:

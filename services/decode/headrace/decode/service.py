@@ -53,6 +53,7 @@ logger = logging.getLogger(__name__)
 CLAIM_TIMEOUT_S = 2.0
 LINK_CHECK_S = 0.5
 END_GRACE_S = 10.0
+MAX_LINKS_REMEMBERED = 1_000
 
 
 async def run(settings: Settings, *, engine: EngineKind, stop: asyncio.Event) -> None:
@@ -71,6 +72,7 @@ async def run(settings: Settings, *, engine: EngineKind, stop: asyncio.Event) ->
             model=served_name(settings),
             contract=contract(settings, engine=engine),
             slots=settings.decode.slots,
+            stop=stop,
         ) as worker:
             service = DecodeService(settings, worker, decode_engine, info)
             await guarded(service.serve(stop), watch_engine(decode_engine))
@@ -92,6 +94,8 @@ class DecodeService:
         self._stream_ids = itertools.count(1)
         self._streams: dict[int, Stream] = {}
         self._links: dict[str, tuple[FrameLink, asyncio.Task[None]]] = {}
+        self._last_seqs: dict[str, int] = {}
+        self._owned: dict[tuple[str, str], asyncio.Future[bool]] = {}
         self._leg = PrefillLeg(
             worker,
             engine,
@@ -135,16 +139,35 @@ class DecodeService:
     async def _work(self, delivery: Delivery) -> None:
         try:
             job = wire.decode(delivery.payload, Job)
+            subjects.out(
+                job.tenant, job.request_id
+            )  # names that no answer could be published under
         except WireError as error:
             await self._worker.dead_letter(delivery, str(error))
             return
         if job.contract != self._worker.contract:
             await self._other_contract(job, delivery)
             return
+        key = (job.tenant, job.request_id)
         async with delivery.keep_alive():
-            if delivery.num_delivered == 1 or await self._may_run_again(job):
-                await self._own(job)
-            await delivery.ack()
+            if (
+                key in self._owned
+            ):  # this worker was away for longer than ack_wait, and has it still
+                if await self._owned[key]:
+                    await delivery.ack()
+                else:
+                    await delivery.nak()
+                return
+            ended = self._owned[key] = asyncio.get_running_loop().create_future()
+            try:
+                if delivery.num_delivered == 1 or await self._may_run_again(job):
+                    await self._own(job, delivery.num_delivered)
+                await delivery.ack()
+                ended.set_result(True)
+            finally:
+                del self._owned[key]
+                if not ended.done():
+                    ended.set_result(False)
 
     async def _give_up(self, delivery: Delivery) -> None:
         job = wire.decode(delivery.payload, Job)
@@ -180,12 +203,13 @@ class DecodeService:
         await self._worker.publish_terminal(job.tenant, job.lane, terminal)
         return False
 
-    async def _own(self, job: Job) -> None:
-        """Bring a job to its terminal."""
+    async def _own(self, job: Job, epoch: int) -> None:
+        """Bring a job to its terminal, as its `epoch`-th owner."""
         extra_slots = len(job.prompts) * job.n - 1
         stream = Stream(
             job,
             next(self._stream_ids),
+            epoch=epoch,
             decode_instance=self._worker.instance,
             claim=self._claim,
             link_to=self._link_to,
@@ -295,7 +319,13 @@ class DecodeService:
                     subjects.frames(derender_instance), wire.encode(frame)
                 )
 
-            link = FrameLink(self._worker.instance, derender_instance, send, now=time.monotonic)
+            link = FrameLink(
+                self._worker.instance,
+                derender_instance,
+                send,
+                now=time.monotonic,
+                first_seq=self._last_seqs.pop(derender_instance, 0),
+            )
             self._links[derender_instance] = (link, asyncio.create_task(link.run()))
         return self._links[derender_instance][0]
 
@@ -323,6 +353,9 @@ class DecodeService:
             extra={"action": "derender_lost", "worker": instance},
         )
         del self._links[instance]
+        self._last_seqs[instance] = link.seq
+        while len(self._last_seqs) > MAX_LINKS_REMEMBERED:
+            del self._last_seqs[next(iter(self._last_seqs))]
         task.cancel()
         link.fail()
 

@@ -28,6 +28,7 @@ class Stream:
         job: Job,
         stream_id: int,
         *,
+        epoch: int,
         decode_instance: str,
         claim: Callable[[OpenStream], Awaitable[StreamOpened | StreamRefused]],
         link_to: Callable[[str], FrameLink],
@@ -35,6 +36,7 @@ class Stream:
         self.job = job
         self.log = StreamLog(stream_id)
         self.end: StreamEnd | None = None
+        self._epoch = epoch
         self._decode_instance = decode_instance
         self._claim = claim
         self._link_to = link_to
@@ -119,6 +121,7 @@ class Stream:
             request = OpenStream(
                 stream_id=self.stream_id,
                 attempt=attempt,
+                epoch=self._epoch,
                 decode_instance=self._decode_instance,
                 job=self.job,
             )

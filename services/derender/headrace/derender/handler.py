@@ -69,11 +69,13 @@ class StreamHandler:
         answer: AnswerStream,
         *,
         instance: str,
+        epoch: int = 1,
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
         cpu: Callable[[], float] = time.thread_time,
     ) -> None:
         self.job = job
+        self.epoch = epoch
         self.next_index = 0
         self._answer = answer
         self._instance = instance
@@ -196,6 +198,7 @@ class StreamHandler:
             status="ok",
             http_status=200,
             body=closed.body,
+            epoch=self.epoch,
         )
         return chunk, self._stamped(terminal, end)
 
@@ -210,7 +213,9 @@ class StreamHandler:
         return self._stamped(terminal, end)
 
     def _chunk(self, chunks: tuple[bytes, ...]) -> Chunk:
-        chunk = Chunk(request_id=self.job.request_id, seq=self._seq, chunks=chunks)
+        chunk = Chunk(
+            request_id=self.job.request_id, seq=self._seq, chunks=chunks, epoch=self.epoch
+        )
         self._seq += 1
         return chunk
 

@@ -69,6 +69,7 @@ async def run(settings: Settings, *, engine: EngineKind, stop: asyncio.Event) ->
         model=served_name(settings),
         contract=contract(settings, engine=engine),
         slots=settings.derender.slots,
+        stop=stop,
     ) as worker:
         derenderer = renderers.build(settings, engine)
         await derenderer.start()
@@ -183,15 +184,15 @@ class DerenderService:
         self._num_opening += 1
         self._empty.clear()
         try:
-            stream = await self._opened(request.job)
+            stream = await self._opened(request.job, request.epoch)
             self._streams[request.decode_instance, request.stream_id] = stream
         finally:
             self._num_opening -= 1
             self._note_empty()
 
-    async def _opened(self, job: Job) -> StreamHandler:
+    async def _opened(self, job: Job, epoch: int) -> StreamHandler:
         answer = await self._steps.run(open_s(job), self._derenderer.open, job)
-        return StreamHandler(job, answer, instance=self._worker.instance)
+        return StreamHandler(job, answer, instance=self._worker.instance, epoch=epoch)
 
     def _on_frame(self, received: Received) -> None:
         try:
@@ -207,7 +208,7 @@ class DerenderService:
         for key, stream in list(self._streams.items()):
             if key in self._closing:
                 continue
-            again = await self._opened(stream.job)
+            again = await self._opened(stream.job, stream.epoch)
             if self._streams.get(key) is stream and key not in self._closing:
                 self._streams[key] = again
                 await self._tell(key[0], Resync(stream_id=key[1], index=0))

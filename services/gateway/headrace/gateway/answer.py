@@ -40,6 +40,7 @@ class Answer:
         self._pace = pace
         self._chunks: dict[int, Chunk] = {}
         self._next_seq = 0
+        self._epoch: int | None = None
         self._failure: RequestError | None = None
         self._wake = asyncio.Event()
         self._pause_s = pace.silence_s
@@ -65,6 +66,8 @@ class Answer:
                 return
             self.terminal = message
             self.ended.set()
+        elif self._is_of_another_owner(message):
+            return
         elif message.seq < self._next_seq or message.seq in self._chunks:
             return
         else:
@@ -117,6 +120,12 @@ class Answer:
             self._next_seq += 1
         if ready:
             self._num_replays_of_gap = 0
+        if self.terminal is not None and self._is_of_another_owner(self.terminal):
+            if ready:
+                return ready
+            raise AnswerLostError(
+                "two workers answered this request, and the one whose answer had begun did not end it"
+            )
         if not self._has_gap():
             if self.terminal is not None:
                 ready.append(self.terminal)
@@ -124,6 +133,19 @@ class Answer:
         if not ready and self._num_replays_of_gap >= MAX_REPLAYS_OF_A_GAP:
             return [self._end_of_a_lost_answer()]
         return ready
+
+    def _is_of_another_owner(self, message: Chunk | Terminal) -> bool:
+        """Whether it belongs to another answer than the one that the client has begun to get.
+
+        A worker that was paused and one that took its job over may both answer, each in its own words.
+        """
+        if isinstance(message, Terminal) and (message.epoch == 0 or message.status != "ok"):
+            return False
+        if self._epoch is None:
+            if isinstance(message, Chunk):
+                self._epoch = message.epoch
+            return False
+        return message.epoch != self._epoch
 
     def _has_gap(self) -> bool:
         """Whether something is known to be missing. A failed request's terminal may not know the count."""

@@ -145,6 +145,17 @@ def create_app(
         except BrokerError as error:
             return error_response(UnavailableError(str(error)), uuid.uuid4().hex)
 
+    @app.get("/v1/models/{name:path}")
+    async def retrieve_model(name: str) -> Response:
+        if not name:  # `/v1/models/`
+            return await list_models()
+        try:
+            return _json(models.model_card(link.workers, name, started))
+        except BrokerError as error:
+            return error_response(UnavailableError(str(error)), uuid.uuid4().hex)
+        except RequestError as error:
+            return error_response(error, uuid.uuid4().hex)
+
     @app.get("/health")
     async def health() -> Response:
         return Response()

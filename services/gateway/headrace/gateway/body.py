@@ -87,9 +87,17 @@ def _parse(body: bytes, content_type: str) -> _Fields:
     try:
         return _decoder.decode(body)
     except msgspec.ValidationError:
-        raise _not_an_object(msgspec.json.decode(body)) from None
+        pass
     except (msgspec.DecodeError, RecursionError) as error:
         raise _json_error(body, error) from None
+    try:
+        value = msgspec.json.decode(body)
+    except (
+        msgspec.DecodeError,
+        RecursionError,
+    ) as error:  # the first look stopped before this place
+        raise _json_error(body, error) from None
+    raise _not_an_object(value)
 
 
 def _model(fields: _Fields) -> str | None:

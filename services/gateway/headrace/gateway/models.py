@@ -33,24 +33,34 @@ def resolve_model(workers: Workers, name: str | None) -> str:
 
     Raises: UnavailableError when no worker is there, ModelNotFoundError, BadRequestError.
     """
-    models = served_models(workers)
-    if not models:
-        raise UnavailableError(
-            "no worker has announced itself yet; no model is served",
-            retry_after_s=RETRY_AFTER_S,
-        )
+    models = _some_models(workers)
     if name is None:
         if len(models) > 1:
             raise BadRequestError(
                 f"name a model; these are served: {', '.join(models)}", param="model"
             )
         return next(iter(models))
+    _beats_of(name, models)
+    return name
+
+
+def _some_models(workers: Workers) -> dict[str, list[Heartbeat]]:
+    models = served_models(workers)
+    if not models:
+        raise UnavailableError(
+            "no worker has announced itself yet; no model is served",
+            retry_after_s=RETRY_AFTER_S,
+        )
+    return models
+
+
+def _beats_of(name: str, models: dict[str, list[Heartbeat]]) -> list[Heartbeat]:
     if name not in models:
         raise ModelNotFoundError(
             f"The model `{name}` does not exist. Valid aliases: {', '.join(models)}.",
             param="model",
         )
-    return name
+    return models[name]
 
 
 def model_list(workers: Workers, created: int) -> dict[str, Any]:
@@ -59,6 +69,11 @@ def model_list(workers: Workers, created: int) -> dict[str, Any]:
         "object": "list",
         "data": [_card(name, beats, created) for name, beats in served_models(workers).items()],
     }
+
+
+def model_card(workers: Workers, name: str, created: int) -> dict[str, Any]:
+    """Return the body of `GET /v1/models/<name>`. Raises: UnavailableError, ModelNotFoundError."""
+    return _card(name, _beats_of(name, _some_models(workers)), created)
 
 
 def worker_list(workers: Workers) -> dict[str, Any]:

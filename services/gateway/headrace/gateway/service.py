@@ -15,6 +15,7 @@ import uvicorn
 from headrace.gateway.app import create_app
 from headrace.gateway.ask import Asker
 from headrace.gateway.handler import Handler
+from headrace.gateway.http_limits import LimitedProtocol
 from headrace.gateway.link import Link
 from headrace.gateway.pace import Pace
 from headrace.shared.broker import Broker
@@ -162,7 +163,7 @@ class Gateway:
         )
         config = uvicorn.Config(
             app,
-            http="httptools",
+            http=LimitedProtocol,
             ws="none",
             lifespan="off",
             log_config=None,

@@ -51,6 +51,7 @@ async def run(settings: Settings, *, engine: EngineKind, stop: asyncio.Event) ->
             model=served_name(settings),
             contract=contract(settings, engine=engine),
             slots=settings.prefill.slots,
+            stop=stop,
         ) as worker:
             service = PrefillService(settings, worker, prefill_engine, info)
             await guarded(service.serve(stop), watch_engine(prefill_engine))

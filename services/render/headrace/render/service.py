@@ -39,6 +39,7 @@ async def run(settings: Settings, *, engine: EngineKind, stop: asyncio.Event) ->
         model=served_name(settings),
         contract=contract(settings, engine=engine),
         slots=settings.render.slots,
+        stop=stop,
     ) as worker:
         renderer = renderers.build(settings, engine)
         await renderer.start()

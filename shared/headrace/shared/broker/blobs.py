@@ -22,6 +22,9 @@ TTL_HEADER = "Nats-TTL"
 
 MAX_PAYLOAD_BYTES = 64 * 2**20
 PART_BYTES = 2**20
+MAX_PARTS = (
+    64 * MAX_PAYLOAD_BYTES // PART_BYTES
+)  # a broker with a small max_payload has smaller parts
 
 
 class BlobGoneError(BrokerError):
@@ -42,9 +45,12 @@ class _Ref:
     def parse(cls, text: str) -> _Ref:
         try:
             blob_id, num_parts, num_bytes, sha256 = text.split(".")
-            return cls(
+            ref = cls(
                 subjects.check_token(blob_id, "blob_id"), int(num_parts), int(num_bytes), sha256
             )
+            if not (0 <= ref.num_parts <= MAX_PARTS and 0 <= ref.num_bytes <= MAX_PAYLOAD_BYTES):
+                raise ValueError
+            return ref
         except (ValueError, MalformedMessageError):
             raise BlobGoneError(
                 f"blob ref must be <id>.<parts>.<bytes>.<sha256>, got {text!r}"
@@ -86,8 +92,14 @@ async def get(connection: Connection, text: str) -> bytes:
     ref = _Ref.parse(text)
     messages = await read_subject(connection, BLOB_STREAM, subjects.blob(ref.blob_id))
     parts = {int((m.headers or {}).get(PART_HEADER, "-1")): m.data for m in messages}
-    data = b"".join(parts.get(number, b"") for number in range(ref.num_parts))
-    if len(data) != ref.num_bytes or hashlib.sha256(data).hexdigest() != ref.sha256:
+    data = (
+        b"".join(parts[number] for number in sorted(parts)) if len(parts) == ref.num_parts else b""
+    )
+    if (
+        len(parts) != ref.num_parts
+        or len(data) != ref.num_bytes
+        or hashlib.sha256(data).hexdigest() != ref.sha256
+    ):
         raise BlobGoneError(
             f"blob {ref.blob_id}: {len(messages)} of {ref.num_parts} parts are left; it is past its age limit "
             "or was changed"

@@ -22,6 +22,7 @@ from headrace.shared.settings import BrokerSettings
 
 logger = logging.getLogger(__name__)
 
+CANCEL_AGAIN_S = 0.2
 RECONNECT_WAIT_S = 0.2
 PING_INTERVAL_S = 20
 PENDING_BYTES = 64 * 2**20  # before a publish waits for the socket
@@ -92,8 +93,10 @@ class Connection:
         except (errors.Error, OSError, ValueError) as error:
             raise BrokerError(f"cannot connect to {settings.url}: {error}") from error
         finally:
-            connecting.cancel()
             refused.cancel()
+            while not connecting.done():  # asyncio.wait_for, below it, may swallow a cancel (CPython 3.11)
+                connecting.cancel()
+                await asyncio.wait({connecting}, timeout=CANCEL_AGAIN_S)
             await asyncio.gather(connecting, refused, return_exceptions=True)
 
     @property
