@@ -56,6 +56,7 @@ SWEEP_S = 5.0
 ORPHAN_GRACE_S = 30.0
 """A stream is dropped so long after its deadline, should its decode worker never end it."""
 MAX_DONE_REMEMBERED = 10_000
+GC_THRESHOLDS = (10_000, 10, 10)
 
 
 async def run(settings: Settings, *, engine: EngineKind, stop: asyncio.Event) -> None:
@@ -76,6 +77,8 @@ async def run(settings: Settings, *, engine: EngineKind, stop: asyncio.Event) ->
         # What was loaded stays. With vLLM a full collection would stop every stream for a third of a second.
         gc.collect()
         gc.freeze()
+        # And what lives long is seldom garbage: look through it once in a million objects, not once in ten thousand.
+        gc.set_threshold(*GC_THRESHOLDS)
         try:
             async with answering(worker, subjects.derender_ask(worker.slug), derenderer.ask, stop):
                 await DerenderService(settings, worker, derenderer).serve(stop)

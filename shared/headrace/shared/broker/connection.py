@@ -94,7 +94,9 @@ class Connection:
             raise BrokerError(f"cannot connect to {settings.url}: {error}") from error
         finally:
             refused.cancel()
-            while not connecting.done():  # asyncio.wait_for, below it, may swallow a cancel (CPython 3.11)
+            while (
+                not connecting.done()
+            ):  # asyncio.wait_for, below it, may swallow a cancel (CPython 3.11)
                 connecting.cancel()
                 await asyncio.wait({connecting}, timeout=CANCEL_AGAIN_S)
             await asyncio.gather(connecting, refused, return_exceptions=True)
