@@ -14,7 +14,12 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 FORMATS: tuple[LogFormat, ...] = get_args(LogFormat)
 LEVELS: tuple[LogLevel, ...] = get_args(LogLevel)
 
-_OWN_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+_OWN_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) | {
+    "message",
+    "asctime",
+    "taskName",
+    "color_message",  # uvicorn's own, with escape sequences
+}
 
 
 class HumanFormatter(logging.Formatter):
