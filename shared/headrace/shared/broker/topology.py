@@ -119,6 +119,7 @@ def streams(max_queued_per_subject: int) -> tuple[Stream, ...]:
             work_queue=True,
             discard_new=True,
             max_bytes=512 * MIB,
+            max_msgs_per_subject=max_queued_per_subject,
         ),
         Stream(
             name="HR_JOB",
@@ -126,6 +127,7 @@ def streams(max_queued_per_subject: int) -> tuple[Stream, ...]:
             roles=_roles(render, decode),
             work_queue=True,
             discard_new=True,
+            max_msgs_per_subject=max_queued_per_subject,
         ),
         Stream(
             name="HR_PF",
