@@ -11,12 +11,14 @@ import select
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from headrace.cli.process import Guard, adopt_orphans, group_exists
-from headrace.cli.supervisor import Supervisor
+from headrace.cli.process import Guard, Process, adopt_orphans, group_exists
+from headrace.cli.supervisor import Supervisor, WaitReady
 from headrace.cli.worker import Backoff, StackError, Worker
 
 TIMEOUT_S = 30.0
@@ -110,14 +112,14 @@ class Stack:
             drain_timeout_s=drain_timeout_s,
         )
 
-    def supervisor(self, *workers: Worker) -> Supervisor:
-        async def wait_ready(role: str, num: int) -> None:
+    def supervisor(self, *workers: Worker, wait_ready: WaitReady | None = None) -> Supervisor:
+        async def wait_until_ready(role: str, num: int) -> None:
             await self.ready.wait()
 
         return Supervisor(
             workers,
             stop=self.stop,
-            wait_ready=wait_ready,
+            wait_ready=wait_ready or wait_until_ready,
             guard=self.guard,
             report=self.lines.put_nowait,
             new_backoff=lambda: Backoff(first_s=0.01, last_s=0.02),
@@ -259,6 +261,8 @@ def test_stages_drain_one_after_the_other_gateway_first_prefill_last(stack: Stac
         supervisor.start()
         for _ in roles:
             await stack.reports.next()
+        stack.ready.set()
+        assert await supervisor.wait_ready(TIMEOUT_S)
         assert await supervisor.drain()
         reports = [await stack.reports.next() for _ in roles]
         assert {what for _, what in reports} == {"drained"}
@@ -278,6 +282,8 @@ def test_kill_ends_a_drain_that_a_worker_holds_up(stack: Stack) -> None:
         supervisor = stack.supervisor(stack.worker("gateway", STUBBORN), stack.worker("decode"))
         supervisor.start()
         pids = [int((await stack.reports.next())[1].split()[1]) for _ in range(2)]
+        stack.ready.set()
+        assert await supervisor.wait_ready(TIMEOUT_S)
         drain = asyncio.create_task(supervisor.drain())
         assert await stack.reports.next() == ("gateway-0", "told")
         supervisor.kill()
@@ -298,6 +304,70 @@ def test_a_worker_that_does_not_drain_in_time_is_killed(
         await stack.reports.next()
         assert not await supervisor.drain()
         assert await stack.lines.get() == "gateway-0 did not drain in 0.01 s; killing it"
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_that_is_not_ready_yet_is_killed_at_once(stack: Stack) -> None:
+    async def scenario() -> None:
+        supervisor = stack.supervisor(stack.worker("gateway"), stack.worker("prefill", STUBBORN))
+        supervisor.start()
+        pids = dict([await stack.reports.next(), await stack.reports.next()])
+        assert await asyncio.wait_for(supervisor.drain(), TIMEOUT_S)
+        assert await stack.reports.next() == ("gateway-0", "drained")
+        assert not group_exists(int(pids["prefill-0"].split()[1]))
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_that_is_just_being_started_is_killed_at_once(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    born, told = asyncio.Event(), asyncio.Event()
+    start = Process.start
+
+    async def start_late(*arguments: Any) -> Process:
+        process = await start(*arguments)
+        born.set()
+        await told.wait()
+        return process
+
+    async def scenario() -> None:
+        supervisor = stack.supervisor(stack.worker("prefill", "import signal; signal.pause()"))
+        supervisor.start()
+        await born.wait()
+        drain = asyncio.create_task(supervisor.drain())
+        asyncio.get_running_loop().call_soon(told.set)  # after the first step of `drain`
+        assert await asyncio.wait_for(drain, TIMEOUT_S)
+
+    monkeypatch.setattr(Process, "start", start_late)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # its children ignore it from the start
+    try:
+        asyncio.run(scenario())
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_stage_of_which_one_worker_is_ready_drains(stack: Stack) -> None:
+    async def scenario() -> None:
+        one_ready = asyncio.Event()
+
+        async def wait_ready(role: str, num: int) -> None:
+            if num > 1:
+                one_ready.set()
+                await stack.ready.wait()
+
+        workers = [replace(stack.worker("decode"), index=index) for index in range(2)]
+        supervisor = stack.supervisor(*workers, wait_ready=wait_ready)
+        supervisor.start()
+        waiting = asyncio.create_task(supervisor.wait_ready(TIMEOUT_S))
+        await asyncio.wait_for(one_ready.wait(), TIMEOUT_S)
+        for _ in workers:
+            await stack.reports.next()
+        stack.stop.set()
+        assert not await waiting
+        assert await supervisor.drain()
+        assert [(await stack.reports.next())[1] for _ in workers] == ["drained", "drained"]
 
     asyncio.run(scenario())
 

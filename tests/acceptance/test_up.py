@@ -128,11 +128,17 @@ def test_a_second_stack_on_the_same_store_is_refused(
     first = Command(tmp_path, ["up", *FAKE])
     commands.append(first)
     first.wait_ready()
+    assert first.process.stderr is not None
+    while not (line := first.process.stderr.readline()).startswith("broker nats://127.0.0.1:"):
+        assert first.process.poll() is None
+        assert line
+    address = line.split()[1]
     second = Command(tmp_path, ["up", *FAKE])
     commands.append(second)
     code, out, err = second.finish()
     assert (code, out) == (2, "")
     assert "another stack uses the broker's store" in err
+    assert f"up.nats_url={address}\n" in err
 
 
 def test_a_port_in_use_is_refused_before_anything_starts(

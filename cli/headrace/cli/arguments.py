@@ -12,7 +12,7 @@ import msgspec
 from headrace.shared.errors import SettingsError
 from headrace.shared.settings import Settings, load, parse_value
 
-#: flag → setting; `--model` and its kin have vLLM's names
+#: flag → setting, for every command; `--model` and its kin have vLLM's names
 FLAGS: dict[str, str] = {
     "--model": "model.name",
     "--served-model-name": "model.served_name",
@@ -28,12 +28,40 @@ FLAGS: dict[str, str] = {
     "--trust-remote-code": "model.trust_remote_code",
     "--host": "gateway.host",
     "--port": "gateway.port",
+    "--engine": "up.engine",
+}
+#: of the commands that start a whole stack
+STACK_FLAGS: dict[str, str] = {
     "--render": "up.render",
     "--prefill": "up.prefill",
     "--decode": "up.decode",
     "--derender": "up.derender",
-    "--engine": "up.engine",
     "--nats-url": "up.nats_url",
+}
+#: of the command that runs one worker
+WORKER_FLAGS: dict[str, str] = {"--nats-url": "broker.url"}
+HELP: dict[str, str] = {
+    "model.name": 'a local folder, a hub name, or "demo"',
+    "model.served_name": "what clients call the model",
+    "model.revision": "the hub revision: branch, tag or commit",
+    "model.max_model_len": "prompt and answer together, in token IDs; 0: the model's own",
+    "model.dtype": "as vLLM's --dtype",
+    "model.block_size": "token IDs a KV block",
+    "model.chat_template": "a file or a template; without it, the model's own",
+    "model.reasoning_parser": "as vLLM's --reasoning-parser",
+    "model.tool_call_parser": "as vLLM's --tool-call-parser",
+    "model.default_chat_template_kwargs": "a JSON object, as vLLM's flag",
+    "model.enable_auto_tool_choice": "let the model choose tools, as vLLM's flag",
+    "model.trust_remote_code": "run the code that comes with the model, as vLLM's flag",
+    "gateway.host": "the address that the gateway listens on",
+    "gateway.port": "the port that the gateway listens on; 0: any free one",
+    "up.engine": "vllm, or fake: no model, for tests of load and faults",
+    "up.render": "how many render processes",
+    "up.prefill": "how many prefill processes",
+    "up.decode": "how many decode processes",
+    "up.derender": "how many derender processes",
+    "up.nats_url": "a broker that runs already; without it, one is started",
+    "broker.url": "the broker's address; several of a cluster with commas",
 }
 SWITCHES = ("--enable-auto-tool-choice", "--trust-remote-code")
 ENGINE_FLAGS: dict[str, tuple[str, ...]] = {
@@ -43,16 +71,22 @@ ENGINE_FLAGS: dict[str, tuple[str, ...]] = {
 }
 
 
-def add_settings(parser: argparse.ArgumentParser) -> None:
-    """Add every flag that is a setting, and `--config` and `--set`."""
+def add_settings(parser: argparse.ArgumentParser, more: Mapping[str, str]) -> None:
+    """Add every flag that is a setting, `more` among them, and `--config` and `--set`."""
+    flags = {**FLAGS, **more}
+    parser.set_defaults(flags=flags)
     parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="TOML; headrace.example.toml lists everything"
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="the settings file, TOML; headrace.example.toml lists every setting",
     )
-    for flag, key in FLAGS.items():
+    for flag, key in flags.items():
+        meaning = f"{HELP[key]} ({key})"
         if flag in SWITCHES:
-            parser.add_argument(flag, action="store_const", const="true", help=f"sets {key}")
+            parser.add_argument(flag, action="store_const", const="true", help=meaning)
         else:
-            parser.add_argument(flag, metavar="VALUE", help=f"sets {key}")
+            parser.add_argument(flag, metavar="VALUE", help=meaning)
     for flag, roles in ENGINE_FLAGS.items():
         parser.add_argument(
             flag,
@@ -87,7 +121,7 @@ def load_settings(
 def read_flags(tables: dict[str, Any], options: argparse.Namespace) -> None:
     """Put the flags that were given into `tables`, `--set` last. Raises: SettingsError."""
     given = vars(options)
-    for flag, key in FLAGS.items():
+    for flag, key in options.flags.items():
         text = given[_attribute(flag)]
         if text is not None:
             put(tables, key, text)

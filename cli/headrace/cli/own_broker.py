@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -54,9 +55,18 @@ def locked(store_dir: Path) -> Iterator[None]:
         except BlockingIOError:
             raise SettingsError(
                 f"another stack uses the broker's store {store_dir}: stop it, or set up.store_dir, "
-                "or join its broker with up.nats_url"
+                f"or join its broker with {_how_to_join(store_dir)}"
             ) from None
         yield
+
+
+def _how_to_join(store_dir: Path) -> str:
+    """Return the setting, with the address where nats-server wrote it down."""
+    try:
+        (file,) = (store_dir / "ports").glob("*.ports")
+        return f"up.nats_url={json.loads(file.read_text())['nats'][0]}"
+    except (OSError, ValueError, LookupError, TypeError):  # it is about to start, or to end
+        return "up.nats_url"
 
 
 async def _keep(server: NatsServer, report: Callable[[str], None]) -> None:

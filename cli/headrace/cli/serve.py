@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from headrace.cli import model
+from headrace.shared import contract
 from headrace.shared.errors import EngineDeadError, HeadraceError, SettingsError, StoppedError
 from headrace.shared.settings import Settings
 from headrace.shared.subjects import Role
@@ -38,6 +39,8 @@ def serve(role: Role, settings: Settings) -> int:
     try:
         engine = settings.up.engine
         needs_files = engine == "vllm" and role in ROLES_WITH_MODEL_FILES
+        if needs_files:
+            contract.check_vllm()
         resolved = model.resolve(settings, needs_files=needs_files)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_until_stopped(load(role), resolved, engine))

@@ -25,6 +25,7 @@ START_ORDER = (
 MAX_EARLY_DEATHS = 2
 SETTINGS_EXIT_CODE = 2
 DRAINED_CODES = (0, -signal.SIGTERM)  # the latter: told to end before it had begun
+ALWAYS_DRAINED = "gateway"  # it takes connections before any stage is ready, and ends quickly
 DRAIN_GRACE_S = 10.0
 
 Report = Callable[[str], None]
@@ -54,7 +55,11 @@ class Supervisor:
         self._report = report
         self._new_backoff = new_backoff
         self._roles = [role for role in DRAIN_ORDER if any(w.role == role for w in workers)]
+        self._begun_roles: set[str] = (
+            set()
+        )  # of which at least one worker was ready, and may hold work
         self._ready_roles: set[str] = set()
+        self._idle: set[str] = set()  # the workers that were killed because they held no work
         self._running: dict[str, Process] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._draining = asyncio.Event()
@@ -109,8 +114,16 @@ class Supervisor:
             await asyncio.gather(task, stopped, return_exceptions=True)
 
     async def drain(self) -> bool:
-        """End the workers, role by role; return whether all drained in time, without an error."""
+        """End the workers, role by role; return whether all drained in time, without an error.
+
+        Of a stage in which none was ever ready, nobody holds work: those are killed, all at once.
+        """
         self._draining.set()
+        for worker in self._workers:
+            if worker.role not in self._begun_roles and worker.role != ALWAYS_DRAINED:
+                self._idle.add(worker.name)
+                if worker.name in self._running:
+                    self._running[worker.name].kill()
         for role in self._roles:
             names = [worker.name for worker in self._workers if worker.role == role]
             await asyncio.gather(*(self._end(name) for name in names))
@@ -131,7 +144,8 @@ class Supervisor:
             started = clock()
             code = await self._run_once(worker)
             if code is None or self._draining.is_set():
-                self._clean = self._clean and code in DRAINED_CODES
+                is_idle = worker.name in self._idle
+                self._clean = self._clean and (is_idle or code in DRAINED_CODES)
                 return
             if code == SETTINGS_EXIT_CODE and worker.role not in self._ready_roles:
                 self._fail(worker, f"{worker.name} refused its settings", code)
@@ -153,7 +167,7 @@ class Supervisor:
             self._fail(worker, f"{worker.name} could not be started: {error}")
             return None
         self._running[worker.name] = process
-        if self._killed:
+        if self._killed or worker.name in self._idle:
             process.kill()
         elif self._draining.is_set():
             process.terminate()
@@ -191,6 +205,8 @@ class Supervisor:
     async def _role_ready(self, role: str) -> None:
         clock = asyncio.get_running_loop().time
         started = clock()
+        await self._wait_ready(role, 1)
+        self._begun_roles.add(role)
         await self._wait_ready(role, sum(worker.role == role for worker in self._workers))
         self._ready_roles.add(role)
         self._report(f"{role:<9} ready in {clock() - started:.1f} s")

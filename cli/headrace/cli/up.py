@@ -17,6 +17,7 @@ from headrace.cli.logs import LogFormat, LogLevel
 from headrace.cli.process import Guard, adopt_orphans
 from headrace.cli.supervisor import Supervisor
 from headrace.cli.worker import StackError, Worker
+from headrace.shared import contract
 from headrace.shared import settings as settings_module
 from headrace.shared.settings import BrokerSettings, Settings
 
@@ -45,8 +46,10 @@ def run_stack(
     `store_dir` is the broker's; None: one for this run only.
     Raises: SettingsError before anything is started; HeadraceError when the stack can't run.
     """
-    settings = plan.with_port(settings)
     needs_files = settings.up.engine == "vllm"
+    if needs_files:
+        contract.check_vllm()
+    settings = plan.with_port(settings)
     settings = model.resolve(settings, needs_files=needs_files, progress=report)
     visible_gpus = gpus.visible() if needs_files else []
     folder = plan.make_run_folder(settings_module.home())
@@ -116,6 +119,7 @@ async def broker(settings: Settings, store_dir: Path) -> AsyncIterator[Settings]
         )
         return
     async with own_broker.running(settings.broker, store_dir, report) as running:
+        report(f"broker {running.url}")
         yield _with_broker(settings, running)
 
 

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable
 from hashlib import blake2b, sha256
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,11 @@ from headrace.shared.settings import Settings, home
 PROTOCOL_VERSION = 1  #: raised when the same IDs, or the same messages, would mean something else
 DEMO = "demo"
 DEMO_NAME = "smollm2-135m-instruct"
+
+_INSTALL = (
+    "`pip install 'headrace[cuda]'` for GPUs, `make setup` in a checkout for the CPU, "
+    "or do without it: `--engine fake`"
+)
 
 _TEXT_FILES = (
     "config.json",
@@ -88,6 +94,12 @@ def model_path(settings: Settings) -> str:
             "make it with `python -m headrace.cli.demo_model`"
         )
     return str(folder)
+
+
+def check_vllm() -> None:
+    """Look for vLLM without importing it, which takes seconds. Raises: SettingsError when it is missing."""
+    if find_spec("vllm") is None:
+        raise SettingsError(f"vLLM is not installed: {_INSTALL}")
 
 
 def contract(settings: Settings, *, engine: str) -> str:
@@ -209,10 +221,7 @@ def _version(*distributions: str) -> str:
             return version(distribution).partition("+")[0]
         except PackageNotFoundError:
             continue
-    raise SettingsError(
-        f"none of {', '.join(distributions)} is installed: `pip install headrace[vllm]`, "
-        "or use the fake engine"
-    )
+    raise SettingsError(f"none of {', '.join(distributions)} is installed: {_INSTALL}")
 
 
 def _kv(settings: Settings) -> dict[str, Any]:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import tomllib
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import msgspec
 
@@ -26,6 +28,13 @@ EngineKind = Literal["vllm", "fake"]
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 ENV_PREFIX = "HEADRACE_"
+#: looks like a setting of `[fake]`, and is none: the faults that a fake engine injects
+FAULTS_VARIABLE = "HEADRACE_FAKE_FAULTS"
+#: `HEADRACE_DECODE_PASSWORD` is for the broker's own configuration
+PASSWORD_SUFFIX = "_PASSWORD"
+
+_WHERE = re.compile(r"`\$\.(\w+)(?:\.(\w+))?")
+_UNKNOWN = re.compile(r"unknown field `([^`]*)`")
 
 
 def home() -> Path:
@@ -176,21 +185,25 @@ def load(
 ) -> Settings:
     """Return the settings of a TOML or JSON file, then the environment, then `overrides` (nested tables).
 
-    Raises: SettingsError naming the setting, or the file that can't be read.
+    Raises: SettingsError naming the setting and where its value comes from, or the file that can't be read.
     """
     values: dict[str, Any] = {}
+    sources: dict[str, str] = {}  # "decode.slots" → what has set it
     if path is not None:
         values = _read(path)
-    _merge(values, _from_env(os.environ if env is None else env))
+        sources.update(dict.fromkeys(_keys(values), f"settings file {path}"))
+    from_env = _from_env(os.environ if env is None else env)
+    _merge(values, from_env)
+    sources.update({key: _variable(key) for key in _keys(from_env)})
     _merge(values, overrides or {})
+    sources.update(dict.fromkeys(_keys(overrides or {}), "settings"))
     try:
         settings = msgspec.convert(values, Settings, strict=False)
     except msgspec.ValidationError as error:
-        raise SettingsError(f"settings: {error}") from None
+        raise SettingsError(_explain(str(error), values, sources)) from None
     if math.isnan(settings.decode.local_prefill_threshold):
-        raise SettingsError(
-            "settings: decode.local_prefill_threshold must be a number from 0 to inf, got nan"
-        )
+        key = "decode.local_prefill_threshold"
+        raise SettingsError(f"{sources[key]}: {key} must be a number from 0 to inf, got nan")
     return settings
 
 
@@ -216,15 +229,78 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _from_env(env: Mapping[str, str]) -> dict[str, Any]:
+    _refuse_unknown(env)
     values: dict[str, Any] = {}
-    for section in msgspec.structs.fields(Settings):
-        for setting in msgspec.structs.fields(section.type):
-            variable = f"{ENV_PREFIX}{section.name}_{setting.name}".upper()
-            if variable in env:
-                text = env[variable]
-                value = text if setting.type is str else parse_value(text)
-                values.setdefault(section.name, {})[setting.name] = value
+    for key, kind in _types().items():
+        if (variable := _variable(key)) in env:
+            text = env[variable]
+            section, name = key.split(".")
+            values.setdefault(section, {})[name] = text if kind is str else parse_value(text)
     return values
+
+
+def _refuse_unknown(env: Mapping[str, str]) -> None:
+    """Raise SettingsError for a variable that has a section's name in it and is no setting: a slip."""
+    known = [_variable(key) for key in _types()]
+    sections = tuple(f"{_variable(name)}_" for name in Settings.__struct_fields__)
+    for variable in sorted(env):
+        if (
+            variable.startswith(sections)
+            and variable not in (*known, FAULTS_VARIABLE)
+            and not variable.endswith(PASSWORD_SUFFIX)
+        ):
+            raise SettingsError(f"{variable} is no setting{_nearest(variable, known)}")
+
+
+def _explain(text: str, values: Mapping[str, Any], sources: Mapping[str, str]) -> str:
+    """Return msgspec's message with the source of the value, the value, and what would be right."""
+    where = _WHERE.search(text)
+    section, name = where.groups("") if where else ("", "")
+    if unknown := _UNKNOWN.search(text):
+        key = f"{section}.{unknown[1]}" if section else unknown[1]
+        known = [*_types(), *Settings.__struct_fields__]
+        return f"{_source(key, sources)}: {text}{_nearest(key, known)}"
+    key = f"{section}.{name}" if name else section
+    parts = [f"{_source(key, sources)}: {text}"]
+    kind = _types().get(key)
+    if get_origin(kind) is Literal:
+        parts.append(f"expected one of {', '.join(map(repr, get_args(kind)))}")
+    if name and not name.endswith("password"):
+        parts.append(f"got {values[section][name]!r}")
+    return "; ".join(parts)
+
+
+def _source(key: str, sources: Mapping[str, str]) -> str:
+    """Return what has set a setting, or something of a section."""
+    of_section = (source for other, source in sources.items() if other.startswith(f"{key}."))
+    return sources.get(key) or next(of_section, "settings")
+
+
+def _nearest(key: str, known: list[str]) -> str:
+    found = get_close_matches(key, known, n=1)
+    return f"; did you mean {found[0]}?" if found else "; headrace.example.toml lists every one"
+
+
+def _types() -> dict[str, Any]:
+    """Return each setting, as "decode.slots", with its type."""
+    return {
+        f"{section.name}.{setting.name}": setting.type
+        for section in msgspec.structs.fields(Settings)
+        for setting in msgspec.structs.fields(section.type)
+    }
+
+
+def _keys(values: Mapping[str, Any]) -> list[str]:
+    """Return "section.name" for each value of nested tables, and "section" for what is no table."""
+    keys = []
+    for section, table in values.items():
+        names = list(table) if isinstance(table, Mapping) else []
+        keys += [f"{section}.{name}" for name in names] or [section]
+    return keys
+
+
+def _variable(key: str) -> str:
+    return f"{ENV_PREFIX}{key}".replace(".", "_").upper()
 
 
 def parse_value(text: str) -> Any:

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 
 import pytest
 
-from headrace.cli import arguments, demo
+from headrace.cli import arguments, demo, plan
 from headrace.cli.main import build_parser, main
 from headrace.shared.errors import SettingsError
 from headrace.shared.settings import Settings
@@ -51,6 +52,68 @@ def test_flags_set_the_stack() -> None:
     assert (settings.up.engine, settings.up.nats_url) == ("fake", "nats://n:4222")
     counts = settings.up
     assert (counts.render, counts.prefill, counts.decode, counts.derender) == (2, 0, 3, 4)
+
+
+def test_a_worker_is_told_its_broker() -> None:
+    options = build_parser().parse_args(["serve", "decode", "--nats-url", "nats://n:4222"])
+    assert arguments.load_settings(options).broker.url == "nats://n:4222"
+
+
+@pytest.mark.parametrize("flag", ["--render", "--prefill", "--decode", "--derender"])
+def test_a_worker_takes_no_number_of_processes(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "decode", flag, "2"])
+    assert ended.value.code == 2
+    assert f"unrecognized arguments: {flag} 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("up", ["Start a whole stack", "how many decode processes", "a broker that runs already"]),
+        ("demo", ["ask one question", "what to ask"]),
+        ("serve", ["Run one worker", "the broker's address", "which worker of its role"]),
+        ("version", ["Print the version."]),
+    ],
+)
+def test_help_says_what_a_command_and_its_flags_mean(
+    command: str, expected: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert all(words in shown for words in expected)
+
+
+def test_the_version_is_a_flag_and_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["version"]) == 0
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    command, flag = capsys.readouterr().out.splitlines()
+    assert command == flag
+    assert flag.startswith("headrace ")
+
+
+@pytest.mark.parametrize("question", ["", "  "])
+def test_an_empty_question_is_refused(
+    question: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo, "demo", lambda *_: pytest.fail("it was asked"))
+    assert main(["demo", question]) == 2
+    assert "the question is empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["up", "demo"])
+def test_a_missing_vllm_ends_the_command_before_anything_is_made(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    monkeypatch.setattr(plan, "with_port", lambda _: pytest.fail("it went on"))
+    assert main([command]) == 2
+    assert "vLLM is not installed" in capsys.readouterr().err
 
 
 def test_a_model_whose_name_is_a_number_stays_a_name() -> None:

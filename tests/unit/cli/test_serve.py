@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -62,6 +63,27 @@ def test_how_a_service_fails_is_in_the_exit_code(
     monkeypatch: pytest.MonkeyPatch, error: Exception, code: int
 ) -> None:
     assert served(monkeypatch, error)[0] == code
+
+
+@pytest.mark.parametrize("role", [Role.RENDER, Role.PREFILL, Role.DECODE, Role.DERENDER])
+def test_a_missing_vllm_is_a_wrong_setting_before_the_model_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    role: Role,
+) -> None:
+    monkeypatch.setenv("HEADRACE_HOME", str(tmp_path / "home"))
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    monkeypatch.setitem(sys.modules, f"headrace.{role}.service", None)
+    assert serve(role, Settings()) == 2
+    assert "vLLM is not installed" in caplog.text
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_gateway_needs_no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    monkeypatch.setitem(sys.modules, "headrace.gateway.service", StandIn(None))
+    assert serve(Role.GATEWAY, Settings()) == 0
 
 
 def test_a_role_that_is_not_installed_is_a_wrong_setting(monkeypatch: pytest.MonkeyPatch) -> None:

