@@ -99,7 +99,7 @@ class PrefillLeg:
             result = await self._answer(answer, task)
         except asyncio.CancelledError:
             if answer.done() and not answer.cancelled():
-                self._give_back(answer.result())
+                self.release(answer.result())
             raise
         finally:
             self._waiting.pop(task.task_id, None)
@@ -126,7 +126,7 @@ class PrefillLeg:
                     "request_id": job.request_id,
                 },
             )
-            self._give_back(result)
+            self.release(result)
             raise
         return result
 
@@ -136,10 +136,6 @@ class PrefillLeg:
             if worker.instance == prefill_instance:
                 return worker.epoch
         return None
-
-    def release(self, handoff: Handoff) -> None:
-        """Give a handoff back that will not be pulled, so that prefill frees its blocks."""
-        self._give_back(handoff)
 
     async def _publish(self, task: PrefillTask, attempt: int = 0) -> None:
         await self._worker.broker.publish_durable(
@@ -199,9 +195,10 @@ class PrefillLeg:
                 "request_id": answer.request_id,
             },
         )
-        self._give_back(answer)
+        self.release(answer)
 
-    def _give_back(self, answer: Handoff | PrefillFailed) -> None:
+    def release(self, answer: Handoff | PrefillFailed) -> None:
+        """Give a handoff back that will not be pulled, so that prefill frees its blocks."""
         if isinstance(answer, Handoff):
             release = asyncio.create_task(self._release(answer))
             self._releases.add(release)

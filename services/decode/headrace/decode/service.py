@@ -63,9 +63,8 @@ async def run(settings: Settings, *, engine: EngineKind, stop: asyncio.Event) ->
     """
     decode_engine = engines.build(settings, engine)
     try:
-        info = (
-            await decode_engine.start()
-        )  # before any connection: a forked engine inherits sockets
+        # Before any connection: a forked engine inherits sockets.
+        info = await decode_engine.start()
         async with joined(
             settings,
             Role.DECODE,

@@ -182,7 +182,7 @@ class StreamHandler:
 
     def _close(self, end: StreamEnd) -> tuple[Chunk | None, Terminal]:
         if end.failure is not None:
-            return None, self._failed(end, error_of(end.failure))
+            return None, self.fail(end, error_of(end.failure))
         started = self._cpu()
         closed = self._answer.close()
         self._cpu_s += self._cpu() - started
@@ -203,10 +203,7 @@ class StreamHandler:
         return chunk, self._stamped(terminal, end)
 
     def fail(self, end: StreamEnd, error: RequestError) -> Terminal:
-        """Return the terminal of an answer that derender itself could not make."""
-        return self._failed(end, error)
-
-    def _failed(self, end: StreamEnd, error: RequestError) -> Terminal:
+        """Return the terminal of an answer that ends with `error`, decode's or derender's own."""
         terminal = terminal_of(self.job.request_id, error, seq=self._seq)
         if end.failure is not None:
             terminal = msgspec.structs.replace(terminal, status=end.status)

@@ -42,9 +42,8 @@ async def run(settings: Settings, *, engine: EngineKind, stop: asyncio.Event) ->
     """
     prefill_engine = engines.build(settings, engine)
     try:
-        info = (
-            await prefill_engine.start()
-        )  # before any connection: a forked engine inherits sockets
+        # Before any connection: a forked engine inherits sockets.
+        info = await prefill_engine.start()
         async with joined(
             settings,
             Role.PREFILL,
