@@ -27,6 +27,7 @@ from headrace.shared.messages import Job, StreamEnd, Tokens
 T = TypeVar("T")
 
 NUM_IDS = 16_384
+NUM_IDS_A_FEED = (1, 64)  #: what a step gives; what several gave that decode got at once
 NUM_PROMPT_WORDS = 95_000  #: about 100,000 token IDs
 
 
@@ -124,7 +125,7 @@ def main() -> None:
                 for words in (100, NUM_PROMPT_WORDS):
                     job = workload.job(case, folder, stream=stream, num_prompt_words=words)
                     prompt = packed.count(job.prompts[0].token_ids)
-                    for a_feed in (1, NUM_IDS):
+                    for a_feed in NUM_IDS_A_FEED:
                         ms = play(derenderer, job, ids, a_feed)
                         what = "streamed" if stream else "whole"
                         title = f"{case.name}, {what}, prompt {prompt:,}, {a_feed:,} a feed"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias, TypeVar
 
@@ -49,6 +51,7 @@ class Steps:
         self._tasks: set[asyncio.Task[None]] = set()
         self._group: asyncio.TaskGroup | None = None
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="derender-step")
+        self._num_long = 0
 
     def start(self, group: asyncio.TaskGroup) -> None:
         """Make tasks in this group: an error that nobody expects must end the process, as it does on the loop."""
@@ -58,7 +61,23 @@ class Steps:
         """Run a step that is expected to take so much CPU, here or on a thread."""
         if expected_s <= LONG_STEP_S:
             return step(*args)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, step, *args)
+        with self._no_garbage_collection():
+            return await asyncio.get_running_loop().run_in_executor(self._threads, step, *args)
+
+    @contextlib.contextmanager
+    def _no_garbage_collection(self) -> Iterator[None]:
+        """Let no collection look at the many objects of a long step: it would hold up the event loop.
+
+        Nearly all of them are freed by their reference counts when the step ends.
+        """
+        self._num_long += 1
+        gc.disable()
+        try:
+            yield
+        finally:
+            self._num_long -= 1
+            if not self._num_long:
+                gc.enable()
 
     async def take(self, key: StreamKey, stream: StreamHandler, items: Iterable[Item]) -> None:
         """Work off these items, or return once they stand behind a long step of their stream."""
@@ -77,6 +96,10 @@ class Steps:
         task = self._group.create_task(self._work_off_long(key, stream, queue))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def is_busy(self, stream: StreamHandler) -> bool:
+        """Whether a long step of this stream runs, or waits."""
+        return stream in self._waiting
 
     def close(self) -> None:
         """Give up what waits; a step that is on a thread ends there, and nothing comes of it."""
