@@ -18,7 +18,7 @@ def recorder() -> Any:
 def record(recorder: Any, usage: float = 0.0, **named: Any) -> None:
     from vllm.v1.metrics.stats import SchedulerStats
 
-    from headrace.engine.nixl_connector import HeadraceStats
+    from headrace.engine.nixl_worker import HeadraceStats
 
     stats = HeadraceStats()
     stats.data.update(named)
@@ -71,7 +71,8 @@ def test_a_pull_is_told_once_to_the_sequence_it_was_for(recorder: Any) -> None:
 
 
 def test_two_steps_statistics_add_up() -> None:
-    from headrace.engine.nixl_connector import HeadraceNixlConnector, HeadraceStats
+    from headrace.engine.nixl_connector import HeadraceNixlConnector
+    from headrace.engine.nixl_worker import HeadraceStats
 
     one, two = HeadraceStats(), HeadraceNixlConnector.build_kv_connector_stats()
     assert one.is_empty()
@@ -81,3 +82,14 @@ def test_two_steps_statistics_add_up() -> None:
     assert one.aggregate(two).data["released"] == ["r"]
     assert one.clone_and_reset().data["peers"] == ["a"]
     assert one.is_empty()
+
+
+def test_a_stalled_pull_is_told_once_to_who_watches_it(recorder: Any) -> None:
+    told: list[str] = []
+    for sequence_id in ("job-1-0", "job-2-0"):
+        recorder.watch_pull(sequence_id, lambda sequence_id=sequence_id: told.append(sequence_id))
+    recorder.unwatch_pull("job-2-0")
+    stalled = ["job-1-0-0a1b2c3d", "job-2-0-0a1b2c3d", "job-3-0-0a1b2c3d"]
+    for _ in range(2):
+        record(recorder, stalled=stalled)
+    assert told == ["job-1-0"]

@@ -17,6 +17,7 @@ from headrace.shared.errors import EngineDeadError, EngineRequestError
 from headrace.shared.settings import Settings
 
 BLOCK_BYTES = 4096
+IDLE_STEP_S = 1.0  # of an engine in which everything waits
 
 
 class FakeEngine:
@@ -35,6 +36,7 @@ class FakeEngine:
             lease_s=settings.nixl.lease_s,
         )
         self._settings = settings
+        self.num_held = 0  #: requests that `FaultPlan.hold` holds now
         self._pool = BlockPool(fake.num_blocks)
         self._stats = EngineStats()
         self._dead: asyncio.Future[None] | None = None
@@ -126,17 +128,42 @@ class FakeEngine:
 
     async def _compute(self, token_ids: list[int]) -> bytes:
         """Take the time of a prompt's forward pass, one prompt at a time; return what it leaves."""
-        await self._hold()
+        await self._hold(len(token_ids))
         async with self._computing:
+            await self._stall()
             seconds = len(token_ids) / 1000 * self._settings.fake.prefill_s_per_1k
             await self._unless_dead(asyncio.sleep(seconds + self.faults.extra_s))
         self._add(num_steps=1, num_local_computed_token_ids=len(token_ids))
         return kv_content(token_ids)
 
-    async def _hold(self) -> None:
-        if self.faults.hold:
+    async def _hold(self, num_token_ids: int) -> None:
+        if self.faults.hold and num_token_ids >= self.faults.hold_from:
             self._released.clear()
-            await self._unless_dead(self._released.wait())
+            self.num_held += 1
+            self._notify()
+            try:
+                await self._stepping(self._released.wait())
+            finally:
+                self.num_held -= 1
+
+    async def _stall(self) -> None:
+        """Hang as a step does that never ends, until the engine dies."""
+        if self.faults.stall and self._dead is not None:
+            await asyncio.wait({self._dead})
+
+    async def _stepping(self, awaitable: Any) -> Any:
+        """Await as an engine does that waits for a pull: it makes steps in which nothing comes out."""
+        stepping = asyncio.create_task(self._step_idly())
+        try:
+            return await self._unless_dead(awaitable)
+        finally:
+            stepping.cancel()
+
+    async def _step_idly(self) -> None:
+        while True:
+            await asyncio.sleep(IDLE_STEP_S)
+            await self._stall()
+            self._add(num_steps=1)
 
     async def _unless_dead(self, awaitable: Any) -> Any:
         """Await, but not beyond the engine's death."""

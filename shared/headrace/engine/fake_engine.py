@@ -21,9 +21,11 @@ from headrace.engine.fake_kv import Pull, PullFailedError, PullServer
 from headrace.engine.fake_steps import Sequence, StepLoop
 from headrace.engine.fake_text import (
     FakeSamplingParams,
+    continuation,
     decode_sampling_params,
     expected_output,
     expected_prompt_logprobs,
+    kv_content,
 )
 from headrace.engine.handoff_check import check_kv_transfer_params, check_origin
 from headrace.engine.interface import DecodeOutput, EngineInfo, EngineStats, PrefillResult
@@ -98,6 +100,11 @@ class FakePrefillEngine(FakeEngine):
         """How many handoffs a decode engine is about to pull."""
         return self._leases.num_held
 
+    def release(self) -> None:
+        """Let go of requests, and of pulls that `FaultPlan.hang_pulls` holds."""
+        super().release()
+        self._server.resume()
+
     def expire_leases(self) -> None:
         """Let every lease that nobody is pulling run out now; for tests."""
         self._leases.expire_all()
@@ -126,7 +133,7 @@ class FakeDecodeEngine(FakeEngine):
 
     def __init__(self, settings: Settings, faults: FaultPlan | None = None) -> None:
         super().__init__(settings, faults)
-        self._steps = StepLoop(settings.fake.step_s, self._after_step)
+        self._steps = StepLoop(settings.fake.step_s, self._stall, self._after_step)
 
     async def generate(
         self,
@@ -169,15 +176,16 @@ class FakeDecodeEngine(FakeEngine):
             async with Pull(kv_transfer_params) as pull, self._blocks(len(token_ids)):
                 started = time.perf_counter()
                 try:
-                    content = await self._unless_dead(pull.pull())
-                except PullFailedError:
+                    async with asyncio.timeout(self._settings.decode.pull_timeout_s):
+                        content = await self._stepping(pull.pull())
+                except (PullFailedError, TimeoutError):
                     self._add(num_failed_kv_transfers=1)
                     yield DecodeOutput(token_ids=[], finish_reason="error")
                     return
                 first = self._pulled(
                     kv_transfer_params, len(token_ids), time.perf_counter() - started
                 )
-                await self._hold()
+                await self._hold(len(token_ids))
                 async with contextlib.aclosing(self._run(content, token_ids, params)) as outputs:
                     async for output in outputs:
                         yield dataclasses.replace(output, **first)
@@ -202,6 +210,10 @@ class FakeDecodeEngine(FakeEngine):
         self, content: bytes, token_ids: list[int], params: FakeSamplingParams
     ) -> AsyncGenerator[DecodeOutput, None]:
         limit = params.max_tokens or self.info.max_model_len - len(token_ids)
+        if params.num_emitted and content == kv_content(token_ids):
+            content = kv_content(
+                token_ids[: -params.num_emitted]
+            )  # the prompt's, which decides the answer
         sequence = Sequence(content, params, limit)
         with self._steps.running(sequence):
             while True:
@@ -217,6 +229,10 @@ class FakeDecodeEngine(FakeEngine):
             self.faults.die_after_token_ids = max(0, left - num_token_ids)
             if left <= num_token_ids:
                 self.die()
+
+    def continuation(self, sampling_params: bytes, num_emitted: int) -> bytes | None:
+        """As vLLM's, of what the fake heeds."""
+        return continuation(sampling_params, num_emitted)
 
     async def release_handoff(self, kv_transfer_params: dict[str, Any]) -> None:
         """Tell the prefill engine, if it is still there."""

@@ -20,6 +20,8 @@ class FaultPlan(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     die_next: bool = False  #: the next request ends the engine
     die_after_token_ids: int | None = None  #: decode: ends the engine after so many. None: never
     hold: bool = False  #: requests wait, blocks in hand, until the fake's `release()`
+    hold_from: int = 0  #: only those with so many prompt token IDs or more are held
+    stall: bool = False  #: no step is made any more, though the engine's health says nothing of it
     extra_s: float = 0.0  #: added to each prefill, in seconds
     expire_early: bool = False  #: prefill: frees the blocks at once, though it promises the lease
     hang_pulls: bool = False  #: prefill: a pull gets no answer, as from a stopped process

@@ -32,13 +32,18 @@ class PullServer:
         self._faults = faults
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
-        self._never = asyncio.Event()
+        self._resumed = asyncio.Event()
 
     async def start(self, host: str, port: int) -> int:
         """Listen, and return the port."""
         self._server = await asyncio.start_server(self._serve, host, port)
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
+
+    def resume(self) -> None:
+        """Answer the pulls that hang, as a stopped process does that goes on."""
+        self._faults.hang_pulls = False
+        self._resumed.set()
 
     def close(self) -> None:
         """Stop listening and cut every connection."""
@@ -72,7 +77,8 @@ class PullServer:
             writer.transport.abort()
             return
         if self._faults.hang_pulls:
-            await self._never.wait()
+            self._resumed.clear()
+            await self._resumed.wait()
         if foreign:
             answer = {"error": f"this is engine {self._engine_id}"}
         elif ask["op"] == "release":

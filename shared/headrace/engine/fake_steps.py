@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 from headrace.engine.fake_text import FakeSamplingParams, answer
 from headrace.engine.interface import DecodeOutput
@@ -60,8 +60,15 @@ class Sequence:
 class StepLoop:
     """Steps while anything runs, and rests else."""
 
-    def __init__(self, step_s: float, after_step: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        step_s: float,
+        before_step: Callable[[], Awaitable[None]],
+        after_step: Callable[[int], None],
+    ) -> None:
+        """`before_step` may hang, or raise `EngineDeadError`; `after_step` is told how many token IDs there were."""
         self._step_s = step_s
+        self._before_step = before_step
         self._after_step = after_step
         self._running: dict[Sequence, None] = {}
         self._task: asyncio.Task[None] | None = None
@@ -87,6 +94,7 @@ class StepLoop:
     async def _loop(self) -> None:
         while self._running:
             await asyncio.sleep(self._step_s)
+            await self._before_step()
             stepped = list(self._running)
             for sequence in stepped:
                 sequence.step()

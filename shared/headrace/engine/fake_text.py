@@ -35,7 +35,10 @@ class FakeSamplingParams(msgspec.Struct, kw_only=True):
     ignore_eos: bool = False
     stop_token_ids: list[int] | None = None
     seed: int | None = None
+    temperature: float = 1.0
     logprobs: int | None = None
+    num_emitted: int = 0
+    """The fake's own: so many of the prompt's last token IDs are the beginning of the answer (`continuation`)."""
 
 
 _decoder = msgspec.msgpack.Decoder(FakeSamplingParams)
@@ -57,6 +60,23 @@ def decode_sampling_params(data: bytes) -> FakeSamplingParams:
     return params
 
 
+def continuation(data: bytes, num_emitted: int) -> bytes | None:
+    """Return the parameters with which an answer goes on behind its first `num_emitted` token IDs.
+
+    None where vLLM's would not be the same answer, or nothing is left of it. Raises: BadRequestError.
+    """
+    params = decode_sampling_params(data)
+    if params.seed is not None and params.temperature > 0:
+        return None
+    if params.max_tokens is not None:
+        params.max_tokens -= num_emitted
+        if params.max_tokens < 1:
+            return None
+    params.min_tokens = max(0, params.min_tokens - num_emitted)
+    params.num_emitted += num_emitted
+    return msgspec.msgpack.encode(params)
+
+
 def kv_content(prompt_token_ids: Iterable[int]) -> bytes:
     """Return what a prompt leaves in the KV cache: 16 bytes that stand for it."""
     return blake2b(ids.pack(prompt_token_ids), digest_size=16).digest()
@@ -65,15 +85,21 @@ def kv_content(prompt_token_ids: Iterable[int]) -> bytes:
 def answer(
     content: bytes, params: FakeSamplingParams, max_tokens: int
 ) -> Iterator[tuple[int, FinishReason | None, int | None]]:
-    """Yield token ID, finish reason and stop reason of an answer to what the KV cache holds."""
+    """Yield token ID, finish reason and stop reason of an answer to what the KV cache holds.
+
+    At most `max_tokens`; of a continuation, those behind what was emitted.
+    """
     stops: Collection[int] = params.stop_token_ids or ()
-    stream = _token_ids(content, params.seed, 0 if params.ignore_eos else None, params.min_tokens)
-    for count, token_id in enumerate(islice(stream, max_tokens), 1):
+    min_tokens, last = params.min_tokens + params.num_emitted, max_tokens + params.num_emitted
+    stream = _token_ids(content, params.seed, 0 if params.ignore_eos else None, min_tokens)
+    for count, token_id in enumerate(
+        islice(stream, params.num_emitted, last), params.num_emitted + 1
+    ):
         if token_id == EOS_TOKEN_ID:
             yield token_id, "stop", None
-        elif token_id in stops and count >= params.min_tokens:
+        elif token_id in stops and count >= min_tokens:
             yield token_id, "stop", token_id
-        elif count == max_tokens:
+        elif count == last:
             yield token_id, "length", None
         else:
             yield token_id, None, None

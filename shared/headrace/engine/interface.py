@@ -6,10 +6,11 @@ Everything here speaks token IDs. An engine never sees text, and a service never
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from headrace.shared.errors import EngineDeadError, EngineStuckError
 from headrace.shared.messages import FinishReason, PromptLogprobs
 
 
@@ -32,7 +33,7 @@ class EngineStats:
 
     num_running: int = 0  #: requests in the engine, waiting ones included
     num_blocks_free: int = 0  #: KV blocks not held by a request or a lease
-    num_steps: int = 0  #: engine steps since the start
+    num_steps: int = 0  #: engine steps since the start, also those that only wait for a pull
     num_external_cached_token_ids: int = 0  #: prompt token IDs that came over NIXL since the start
     num_local_computed_token_ids: int = 0  #: prompt token IDs computed here since the start
     kv_transfer_bytes: int = 0  #: bytes read over NIXL since the start
@@ -136,8 +137,17 @@ class DecodeEngine(Protocol):
         used, late or foreign is the caller's to know. `seed_offset` is added to a given seed, so that choice i
         of n differs as in vLLM. Closing the generator aborts the sequence. `prompt_logprobs` counts, and not
         that of `sampling_params`; it can't go with `kv_transfer_params`, as a pulled prompt is not computed.
-        A failed pull ends with finish reason "error" and no token IDs.
+        A failed pull ends with finish reason "error" and no token IDs, one that hangs after `decode.pull_timeout_s`.
         Raises: BadRequestError, HandoffError, EngineRequestError, EngineDeadError.
+        """
+        ...
+
+    def continuation(self, sampling_params: bytes, num_emitted: int) -> bytes | None:
+        """Return the parameters with which an answer goes on behind its first `num_emitted` token IDs.
+
+        They are for a prompt with those IDs behind it. None where that would not be the answer that was begun
+        (something looks at the output as such: a grammar, a penalty, a seed), or nothing is left of it.
+        Raises: BadRequestError.
         """
         ...
 
@@ -171,8 +181,32 @@ class DecodeEngine(Protocol):
 HEALTH_INTERVAL_S = 1.0
 
 
-async def watch_engine(engine: PrefillEngine | DecodeEngine) -> None:
-    """Never return while the engine lives. Raises: EngineDeadError when it is gone."""
-    while True:
-        await engine.check_health()
-        await asyncio.sleep(HEALTH_INTERVAL_S)
+async def watch_engine(
+    engine: PrefillEngine | DecodeEngine,
+    *,
+    stuck_s: float,
+    on_dead: Callable[[], Awaitable[None]],
+    interval_s: float = HEALTH_INTERVAL_S,
+) -> None:
+    """Never return while the engine lives; call `on_dead` as soon as it does not.
+
+    Raises: EngineDeadError when it is gone, EngineStuckError when it has made no step for `stuck_s`
+    seconds while requests were in it.
+    """
+    num_steps, still_s = 0, 0.0
+    try:
+        while True:
+            await engine.check_health()
+            stats = engine.stats()
+            if stats.num_running == 0 or stats.num_steps != num_steps:
+                num_steps, still_s = stats.num_steps, 0.0
+            elif still_s >= stuck_s:
+                raise EngineStuckError(
+                    f"no step in {still_s:g} s, though {stats.num_running} requests are in the engine"
+                )
+            await asyncio.sleep(interval_s)
+            # Not by the clock: a process that was stopped for a minute has watched nothing meanwhile.
+            still_s += interval_s
+    except EngineDeadError:
+        await on_dead()
+        raise

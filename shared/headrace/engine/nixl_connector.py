@@ -1,8 +1,8 @@
-"""vLLM's NIXL connector, with three things added where the engine runs; loaded by vLLM, by name.
+"""vLLM's NIXL connector, with a few things added where the engine runs; loaded by vLLM, by name.
 
-The progress thread rests between its rounds instead of spinning a core; a worker process dies with
-its parent; and the statistics name the request of each pull, each freed lease and each new peer.
-Importing this changes nothing: all of it happens when vLLM builds the connector in its own processes.
+The worker is `nixl_worker.py`'s. A handoff says when its lease ends. The progress thread rests between its
+rounds instead of spinning a core; and a worker process dies with its parent. Importing this changes nothing:
+all of it happens when vLLM builds the connector in its own processes.
 """
 
 from __future__ import annotations
@@ -22,75 +22,28 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import (
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import (
     NixlPullConnectorScheduler,
 )
-from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
-from vllm.distributed.kv_transfer.kv_connector.v1.nixl.stats import NixlKVConnectorStats
+
+from headrace.engine.nixl_worker import HeadraceNixlWorker, HeadraceStats
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.request import Request
 
 PROGRESS_DELAY_VARIABLE = "HEADRACE_NIXL_PROGRESS_DELAY_US"
 
 _PR_SET_PDEATHSIG = 1
 
 
-class HeadraceStats(NixlKVConnectorStats):  # type: ignore[misc]  # vLLM's types are not followed
-    """NIXL's statistics of one step, and whose they are."""
+class HeadraceNixlScheduler(NixlPullConnectorScheduler):  # type: ignore[misc]  # vLLM's types are not followed
+    """Says when a lease ends, in the clock whose distance the handshake measures."""
 
-    def reset(self) -> None:
-        """Forget everything."""
-        super().reset()
-        named: dict[str, list[Any]] = {
-            "pulls": [],  # [request_id, seconds, bytes]
-            "released": [],  # request IDs whose lease ended here: pulled, given back, or expired
-            "peers": [],  # engine IDs that a handshake succeeded with
-        }
-        self.data.update(named)
-
-    def is_empty(self) -> bool:
-        """Return whether there is nothing to tell."""
-        named = self.data["pulls"] or self.data["released"] or self.data["peers"]
-        return not named and super().is_empty()
-
-
-class HeadraceNixlWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # vLLM's types are not followed
-    """Reads blocks as vLLM does, and says for which request."""
-
-    def __init__(
-        self, vllm_config: VllmConfig, engine_id: str, kv_cache_config: KVCacheConfig
-    ) -> None:
-        super().__init__(vllm_config, engine_id, kv_cache_config)
-        self.xfer_stats = HeadraceStats()
-        self._known_peers: set[str] = set()
-
-    def _pop_done_transfers(self, transfers: dict[str, list[int]]) -> tuple[set[str], set[str]]:
-        done: set[str] = set()
-        failed: set[str] = set()
-        for request_id in list(transfers):
-            one = {request_id: transfers.pop(request_id)}
-            count = len(self.xfer_stats.data["transfer_duration"])
-            now_done, now_failed = super()._pop_done_transfers(one)
-            transfers.update(one)
-            done |= now_done
-            failed |= now_failed
-            seconds = self.xfer_stats.data["transfer_duration"][count:]
-            num_bytes = self.xfer_stats.data["bytes_transferred"][count:]
-            if seconds:
-                self.xfer_stats.data["pulls"].append([request_id, sum(seconds), sum(num_bytes)])
-        return done, failed
-
-    def get_transfer_results(self) -> Any:
-        """Return what finished, and note whose blocks are no longer kept."""
-        results = super().get_transfer_results()
-        self.xfer_stats.data["released"].extend(results.finished_sending)
-        return results
-
-    def get_kv_connector_stats(self) -> Any:
-        """Return this step's statistics, or None."""
-        peers = set(self._remote_agents)
-        self.xfer_stats.data["peers"].extend(peers - self._known_peers)
-        self._known_peers = peers
-        return super().get_kv_connector_stats()
+    def request_finished(self, request: Request, block_ids: Any) -> tuple[bool, Any]:
+        """Return whether the blocks are kept, and the handoff."""
+        is_kept, handoff = super().request_finished(request, block_ids)
+        if is_kept and handoff is not None:
+            handoff["remote_blocks_expiry_time"] = self._reqs_need_send[request.request_id]
+        return is_kept, handoff
 
 
 class HeadraceNixlConnector(NixlPullConnector):  # type: ignore[misc]  # vLLM's types are not followed
@@ -103,7 +56,7 @@ class HeadraceNixlConnector(NixlPullConnector):  # type: ignore[misc]  # vLLM's 
         # The pull connector's own __init__ would build vLLM's worker, and with it another NIXL agent.
         NixlBaseConnector.__init__(self, vllm_config, role, kv_cache_config)
         if role == KVConnectorRole.SCHEDULER:
-            self.connector_scheduler = NixlPullConnectorScheduler(
+            self.connector_scheduler = HeadraceNixlScheduler(
                 vllm_config, self.engine_id, kv_cache_config
             )
         else:

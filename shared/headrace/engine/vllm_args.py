@@ -8,7 +8,7 @@ from typing import Any
 from vllm import AsyncEngineArgs
 from vllm.config import KVTransferConfig
 
-from headrace.engine import nixl_connector
+from headrace.engine import nixl_connector, nixl_worker
 from headrace.engine.vllm_env import on_cpu
 from headrace.shared.errors import SettingsError
 from headrace.shared.settings import Settings
@@ -31,6 +31,7 @@ _ELSEWHERE = {
     "trust_remote_code": "model.trust_remote_code",
     "reasoning_parser": "model.reasoning_parser",
     "kv_transfer_config": "[nixl]",
+    "worker_extension_cls": "nothing, as headrace uses it,",
 }
 
 
@@ -63,8 +64,12 @@ def engine_args(settings: Settings, role: Role) -> AsyncEngineArgs:
             kv_role="kv_producer" if role is Role.PREFILL else "kv_consumer",
             kv_buffer_device="cpu" if on_cpu() else "cuda",
             kv_load_failure_policy=settings.nixl.load_failure_policy,
-            kv_connector_extra_config={"kv_lease_duration": lease_s(settings)},
+            kv_connector_extra_config={
+                "kv_lease_duration": lease_s(settings),
+                nixl_worker.PULL_TIMEOUT_KEY: settings.decode.pull_timeout_s,
+            },
         ),
+        "worker_extension_cls": (f"{nixl_worker.__name__}.{nixl_worker.WorkerCalls.__name__}"),
     }
     if on_cpu():
         values |= _CPU_DEFAULTS

@@ -7,6 +7,7 @@ missing block ID, or a token ID outside the vocabulary, ends vLLM's process and 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
 from collections.abc import AsyncGenerator
@@ -17,8 +18,11 @@ import headrace.engine.vllm_env  # noqa: F401 - first: it sets what vLLM reads w
 from headrace.engine import vllm_params
 from headrace.engine.handoff_check import check_kv_transfer_params, check_origin
 from headrace.engine.interface import DecodeOutput, EngineInfo, EngineStats, PrefillResult
+from headrace.engine.nixl_worker import WorkerCalls
 from headrace.engine.request_check import check_prompt, check_prompt_logprobs
+from headrace.engine.used_handoffs import UsedHandoffs
 from headrace.engine.vllm_errors import translated
+from headrace.engine.vllm_pull import Pull
 from headrace.engine.vllm_start import EngineProcess
 from headrace.shared.errors import EngineDeadError, EngineRequestError
 from headrace.shared.settings import Settings
@@ -74,6 +78,7 @@ class VllmPrefillEngine(_VllmEngine):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings, Role.PREFILL)
+        self._drops: set[asyncio.Task[None]] = set()
 
     async def prefill(
         self,
@@ -94,9 +99,13 @@ class VllmPrefillEngine(_VllmEngine):
                 task_id,
                 priority=priority,
             )
-            async with aclosing(outputs):
-                async for output in outputs:
-                    last = output
+            try:
+                async with aclosing(outputs):
+                    async for output in outputs:
+                        last = output
+            except asyncio.CancelledError:
+                self._drop_lease(task_id)
+                raise
         if last is None or not last.kv_transfer_params:
             reason = last.outputs[0].finish_reason if last else None
             raise EngineRequestError(f"no KV cache was kept for the prompt: it ended with {reason}")
@@ -108,6 +117,18 @@ class VllmPrefillEngine(_VllmEngine):
             prompt_logprobs=vllm_params.packed_prompt_logprobs(last.prompt_logprobs),
         )
 
+    def _drop_lease(self, task_id: str) -> None:
+        """Free what an aborted task may have left: vLLM aborts no request that has just ended."""
+        drop = asyncio.create_task(self._call_drop_lease(task_id))
+        self._drops.add(drop)
+        drop.add_done_callback(self._drops.discard)
+
+    async def _call_drop_lease(self, task_id: str) -> None:
+        with contextlib.suppress(EngineDeadError), translated():
+            await self._process.engine.collective_rpc(
+                WorkerCalls.headrace_drop_lease.__name__, args=(task_id,)
+            )
+
 
 class VllmDecodeEngine(_VllmEngine):
     """Generates token IDs, from its own prefill or from KV pulled over NIXL (`kv_consumer`)."""
@@ -115,6 +136,7 @@ class VllmDecodeEngine(_VllmEngine):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings, Role.DECODE)
         self._contacts: set[asyncio.Task[bool]] = set()
+        self._used = UsedHandoffs()
 
     async def generate(
         self,
@@ -143,9 +165,10 @@ class VllmDecodeEngine(_VllmEngine):
             sampling_params, kv_transfer_params, seed_offset, prompt_logprobs
         )
         check_prompt(token_ids, info, max_tokens=params.max_tokens)
-        pulled: tuple[float, int] | None = None
-        first = True
-        with translated():
+        with (
+            Pull(self._process, self._used, kv_transfer_params, sequence_id) as pull,
+            translated(),
+        ):
             outputs = self._process.engine.generate(
                 vllm_params.prompt(token_ids, cache_salt),
                 params,
@@ -156,9 +179,12 @@ class VllmDecodeEngine(_VllmEngine):
             )
             async with aclosing(outputs):
                 async for output in outputs:
+                    if pull.is_given_up:
+                        pull.come("error")
+                        yield DecodeOutput(token_ids=[], finish_reason="error")
+                        return
                     choice = output.outputs[0]
-                    if first and kv_transfer_params is not None:
-                        pulled = self._process.recorder.take_pull(sequence_id)
+                    pulled = pull.come(choice.finish_reason)
                     new = list(choice.token_ids)
                     yield DecodeOutput(
                         token_ids=new,
@@ -166,15 +192,20 @@ class VllmDecodeEngine(_VllmEngine):
                         stop_reason=choice.stop_reason,
                         logprobs=vllm_params.plain_logprobs(new, choice.logprobs),
                         num_cached_token_ids=output.num_cached_tokens or 0,
-                        kv_transfer_s=pulled[0] if first and pulled else None,
-                        kv_transfer_bytes=pulled[1] if first and pulled else None,
+                        kv_transfer_s=pulled[0] if pulled else None,
+                        kv_transfer_bytes=pulled[1] if pulled else None,
                         prompt_logprobs=vllm_params.packed_prompt_logprobs(output.prompt_logprobs),
                     )
-                    first = False
+
+    def continuation(self, sampling_params: bytes, num_emitted: int) -> bytes | None:
+        """Return the parameters with which an answer goes on. See `DecodeEngine`."""
+        return vllm_params.continuation(sampling_params, num_emitted)
 
     async def release_handoff(self, kv_transfer_params: dict[str, Any]) -> None:
         """Tell the prefill engine to free the blocks; a first contact goes on in the background."""
         check_origin(kv_transfer_params)
+        if not self._used.may_release(kv_transfer_params):
+            return
         failures = self._process.recorder.num_failures
         await self._refuse(kv_transfer_params)
         if kv_transfer_params["remote_engine_id"] not in self._process.recorder.peers:

@@ -19,6 +19,9 @@ from headrace.shared.messages import PromptLogprobs
 
 _decoder = msgspec.msgpack.Decoder(SamplingParams)
 
+GREEDY_BELOW = 1e-5
+"""vLLM takes a lower temperature for 0."""
+
 
 def prompt(token_ids: list[int], cache_salt: str | None) -> TokensInput:
     """Return a prompt that vLLM takes as it is."""
@@ -62,10 +65,7 @@ def for_decode(
 
     Raises: BadRequestError.
     """
-    try:
-        params = _decoder.decode(data)
-    except (msgspec.DecodeError, VLLMClientError, ValueError, TypeError) as error:
-        raise BadRequestError(f"sampling_params are no SamplingParams: {error}") from error
+    params = _decoded(data)
     params.n = 1
     params.output_kind = RequestOutputKind.DELTA
     params.detokenize = False
@@ -85,6 +85,48 @@ def for_decode(
         extra["kv_transfer_params"] = kv
     params.extra_args = extra or None
     return params
+
+
+def continuation(data: bytes, num_emitted: int) -> bytes | None:
+    """Return the parameters with which an answer goes on behind its first `num_emitted` token IDs, or None.
+
+    A repetition penalty looks at prompt and output alike, and stays as it is. See `DecodeEngine.continuation`.
+    Raises: BadRequestError.
+    """
+    params = _decoded(data)
+    if _looks_at_its_output(params):
+        return None
+    if params.max_tokens is not None:
+        params.max_tokens -= num_emitted
+        if params.max_tokens < 1:
+            return None
+    params.min_tokens = max(0, params.min_tokens - num_emitted)
+    return msgspec.msgpack.encode(params)
+
+
+def _looks_at_its_output(params: SamplingParams) -> bool:
+    """Whether a token ID depends on which of those before it are the answer's, or on how many there were."""
+    extra = {name for name in params.extra_args or () if name != "kv_transfer_params"}
+    return bool(
+        (params.seed is not None and params.temperature >= GREEDY_BELOW)
+        or params.presence_penalty
+        or params.frequency_penalty
+        or params.structured_outputs
+        or params.bad_words
+        or params.thinking_token_budget is not None
+        or params.repetition_detection
+        or params.prompt_logprobs is not None
+        or params.watermarking
+        or params.trace_decode_token_ids
+        or extra  # a logits processor may heed them
+    )
+
+
+def _decoded(data: bytes) -> SamplingParams:
+    try:
+        return _decoder.decode(data)
+    except (msgspec.DecodeError, VLLMClientError, ValueError, TypeError) as error:
+        raise BadRequestError(f"sampling_params are no SamplingParams: {error}") from error
 
 
 def plain_logprobs(

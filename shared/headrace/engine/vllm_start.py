@@ -67,6 +67,10 @@ class EngineProcess:
         """End the engine, its processes and the thread."""
         engine, self._engine = self._engine, None
         if engine is not None:
+            if (handler := engine.output_handler) is not None:
+                # First: it takes the end of the engine's process for a failure, and logs a traceback.
+                handler.cancel()
+                await asyncio.gather(handler, return_exceptions=True)
             await self._in_thread(engine.shutdown)
         self._thread.shutdown(wait=False)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -30,6 +31,7 @@ class Recorder(StatLoggerBase):  # type: ignore[misc]  # vLLM's types are not fo
         self._last_step = 0.0
         self._counts: dict[str, Any] = dict.fromkeys(_COUNTERS, 0)
         self._pulls: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        self._stalled: dict[str, Callable[[], None]] = {}
         self._leases: set[str] = set()
         self._released: OrderedDict[str, None] = OrderedDict()
 
@@ -61,6 +63,14 @@ class Recorder(StatLoggerBase):  # type: ignore[misc]  # vLLM's types are not fo
         if self._released.pop(remote_request_id, self) is self:
             self._leases.add(remote_request_id)
 
+    def watch_pull(self, sequence_id: str, on_stalled: Callable[[], None]) -> None:
+        """Call `on_stalled` once if a sequence's pull takes too long."""
+        self._stalled[sequence_id] = on_stalled
+
+    def unwatch_pull(self, sequence_id: str) -> None:
+        """Call it no more."""
+        self._stalled.pop(sequence_id, None)
+
     def take_pull(self, sequence_id: str) -> tuple[float, int] | None:
         """Return seconds and bytes of a sequence's pull, once."""
         return self._pulls.pop(sequence_id, None)
@@ -83,8 +93,10 @@ class Recorder(StatLoggerBase):  # type: ignore[misc]  # vLLM's types are not fo
         self._count("num_failed_kv_transfers", sum(len(data[name]) for name in _FAILURES))
         self._count("num_expired_leases", len(data["num_kv_expired_reqs"]))
         for request_id, seconds, num_bytes in data["pulls"]:
-            # vLLM's own request ID is ours and a dash and 8 hex digits.
-            _remember(self._pulls, request_id.rpartition("-")[0], (seconds, num_bytes))
+            _remember(self._pulls, _ours(request_id), (seconds, num_bytes))
+        for request_id in data["stalled"]:
+            if (on_stalled := self._stalled.pop(_ours(request_id), None)) is not None:
+                on_stalled()
         for request_id in data["released"]:
             if request_id in self._leases:
                 self._leases.discard(request_id)
@@ -109,6 +121,11 @@ _COUNTERS = (
     "num_failed_kv_transfers",
     "num_expired_leases",
 )
+
+
+def _ours(request_id: str) -> str:
+    """Return the ID that we gave to vLLM; its own is that and a dash and 8 hex digits."""
+    return request_id.rpartition("-")[0]
 
 
 def _remember(facts: OrderedDict[str, Any], key: str, value: Any) -> None:

@@ -76,6 +76,7 @@ def _load(settings: Settings) -> TextStack:
         "chat_template_content_format": "auto",
         "enable_auto_tools": model.enable_auto_tool_choice,
         "tool_parser": model.tool_call_parser or None,
+        "tool_strict_level": model.tool_strict_level,
         "default_chat_template_kwargs": model.default_chat_template_kwargs or None,
     }
     online_renderer = OnlineRenderer(

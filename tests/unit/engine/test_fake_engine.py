@@ -24,7 +24,13 @@ from headrace.shared.errors import (
     EngineRequestError,
     HandoffError,
 )
-from headrace.shared.settings import FakeSettings, ModelSettings, NixlSettings, Settings
+from headrace.shared.settings import (
+    DecodeSettings,
+    FakeSettings,
+    ModelSettings,
+    NixlSettings,
+    Settings,
+)
 
 SETTINGS = Settings(
     model=ModelSettings(block_size=16),
@@ -229,6 +235,19 @@ async def test_a_hung_prefill_engine_is_waited_for_until_the_sequence_is_aborted
     await asyncio.wait({waiting})
     assert waiting.cancelled()
     assert decode.stats().num_blocks_free == 8
+
+
+async def test_a_pull_from_a_hung_prefill_engine_ends_as_a_failed_one(
+    prefill: FakePrefillEngine,
+) -> None:
+    decode = FakeDecodeEngine(
+        msgspec.structs.replace(SETTINGS, decode=DecodeSettings(pull_timeout_s=0.01))
+    )
+    await decode.start()
+    kv = await handoff(prefill)
+    prefill.faults.hang_pulls = True
+    assert (await collect(generate(decode, kv)))[1].finish_reason == "error"
+    await decode.shutdown()
 
 
 async def test_a_lease_is_kept_while_decode_waits_for_blocks_of_its_own(

@@ -1,0 +1,169 @@
+"""What of vLLM's NIXL connector moves blocks: reads only within the lease, and says for which request.
+
+A pull that starts or ends after its lease fails, instead of bringing another prompt's blocks; prefill can drop
+a lease that nobody knows of; the statistics name the request of each pull, each freed lease and each new peer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_worker import NixlPullConnectorWorker
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.stats import NixlKVConnectorStats
+from vllm.distributed.kv_transfer.kv_transfer_state import get_kv_transfer_group
+from vllm.logger import init_logger
+
+from headrace.engine.lease_book import LeaseBook
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import (
+        NixlConnectorMetadata,
+        RemoteMeta,
+        ReqMeta,
+    )
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+PULL_TIMEOUT_KEY = "headrace_pull_timeout_s"
+MAX_DROPPED = 1_000
+
+logger = init_logger("vllm." + __name__)  # vLLM's processes show what is below this name
+
+
+class HeadraceStats(NixlKVConnectorStats):  # type: ignore[misc]  # vLLM's types are not followed
+    """NIXL's statistics of one step, and whose they are."""
+
+    def reset(self) -> None:
+        """Forget everything."""
+        super().reset()
+        named: dict[str, list[Any]] = {
+            "pulls": [],  # [request_id, seconds, bytes]
+            "released": [],  # request IDs whose lease ended here: pulled, given back, or expired
+            "peers": [],  # engine IDs that a handshake succeeded with
+            "stalled": [],  # request IDs whose pull takes too long
+        }
+        self.data.update(named)
+
+    def is_empty(self) -> bool:
+        """Return whether there is nothing to tell."""
+        named = any(self.data[name] for name in ("pulls", "released", "peers", "stalled"))
+        return not named and super().is_empty()
+
+
+class HeadraceNixlWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # vLLM's types are not followed
+    """Reads blocks as vLLM does, within their lease, and says for which request."""
+
+    def __init__(
+        self, vllm_config: VllmConfig, engine_id: str, kv_cache_config: KVCacheConfig
+    ) -> None:
+        super().__init__(vllm_config, engine_id, kv_cache_config)
+        self.xfer_stats = HeadraceStats()
+        self._known_peers: set[str] = set()
+        stalled_s = vllm_config.kv_transfer_config.get_from_extra_config(PULL_TIMEOUT_KEY, 10.0)
+        self._leases = LeaseBook(self._lease_extension, stalled_s)
+        self._dropped: OrderedDict[str, None] = OrderedDict()
+
+    def drop_lease(self, task_id: str) -> None:
+        """Free the blocks of a task, now or as soon as it is done: nobody has its handoff."""
+        self._dropped[task_id] = None
+        if len(self._dropped) > MAX_DROPPED:
+            self._dropped.popitem(last=False)
+
+    def start_load_kv(self, metadata: NixlConnectorMetadata) -> None:
+        """Start the pulls that the scheduler asks for."""
+        now = time.perf_counter()
+        for request_id, meta in metadata.reqs_to_recv.items():
+            if meta.awaiting_kvs:
+                self._leases.begin(request_id, now)
+        super().start_load_kv(metadata)
+
+    def _send_heartbeats(self, metadata: NixlConnectorMetadata) -> None:
+        # Those that have shaken hands only now get none.
+        sent = [
+            request_id
+            for engine_id, one in metadata.heartbeat_by_engine.items()
+            if engine_id in self._remote_agents
+            for request_id in one.req_ids
+        ]
+        super()._send_heartbeats(metadata)
+        if metadata.heartbeat_by_engine:
+            self._leases.heartbeat(sent, time.perf_counter())
+
+    def _read_blocks_for_req(self, req_id: str, meta: ReqMeta) -> None:
+        # Without a handshake nothing is read: this is called again once it is done.
+        if (
+            meta.awaiting_kvs
+            and meta.remote.engine_id in self._remote_agents
+            and not self._may_read(req_id, meta.remote)
+        ):
+            logger.warning("pull of %s refused: its lease has ended, or ends now", req_id)
+            self._handle_failed_transfer(req_id, None, self._recv_failures, False)
+            return
+        super()._read_blocks_for_req(req_id, meta)
+
+    def _may_read(self, request_id: str, remote: RemoteMeta) -> bool:
+        expiry = remote.blocks_expiry_time
+        if expiry is not None:
+            expiry -= self._engine_clock_offset[remote.engine_id]
+        return self._leases.may_read(request_id, remote.request_id, expiry, time.perf_counter())
+
+    def _pop_done_transfers(self, transfers: dict[str, list[int]]) -> tuple[set[str], set[str]]:
+        done: set[str] = set()
+        failed: set[str] = set()
+        for request_id in list(transfers):
+            one = {request_id: transfers.pop(request_id)}
+            count = len(self.xfer_stats.data["transfer_duration"])
+            now_done, now_failed = super()._pop_done_transfers(one)
+            transfers.update(one)
+            if (
+                now_done
+                and not now_failed
+                and self._leases.is_late(request_id, time.perf_counter())
+            ):
+                logger.warning("pull of %s thrown away: it ended after its lease", request_id)
+                now_failed = {request_id}
+            done |= now_done
+            failed |= now_failed
+            seconds = self.xfer_stats.data["transfer_duration"][count:]
+            num_bytes = self.xfer_stats.data["bytes_transferred"][count:]
+            if seconds:
+                self.xfer_stats.data["pulls"].append([request_id, sum(seconds), sum(num_bytes)])
+        return done, failed
+
+    def get_transfer_results(self) -> Any:
+        """Return what finished, and note whose blocks are no longer kept."""
+        results = super().get_transfer_results()
+        results.finished_sending.update(self._drop_leases())
+        self.xfer_stats.data["released"].extend(results.finished_sending)
+        for request_id in results.finished_recving:
+            self._leases.end(request_id)
+        self.xfer_stats.data["stalled"].extend(self._leases.stalled(time.perf_counter()))
+        return results
+
+    def _drop_leases(self) -> set[str]:
+        """End the leases of dropped tasks, and return their requests."""
+        if not self._dropped:
+            return set()
+        dropped = {name for name in self._reqs_to_send if name.rpartition("-")[0] in self._dropped}
+        for request_id in dropped:
+            del self._reqs_to_send[request_id]
+            self._reqs_to_process.discard(request_id)
+            self._dropped.pop(request_id.rpartition("-")[0])
+        return dropped
+
+    def get_kv_connector_stats(self) -> Any:
+        """Return this step's statistics, or None."""
+        peers = set(self._remote_agents)
+        self.xfer_stats.data["peers"].extend(peers - self._known_peers)
+        self._known_peers = peers
+        return super().get_kv_connector_stats()
+
+
+class WorkerCalls:
+    """What the service may call in vLLM's worker processes, by name (`worker_extension_cls`)."""
+
+    def headrace_drop_lease(self, task_id: str) -> None:
+        """See `HeadraceNixlWorker.drop_lease`."""
+        get_kv_transfer_group().connector_worker.drop_lease(task_id)
