@@ -129,6 +129,10 @@ class NatsServer:
         """Stop it as a hung machine does: its sockets stay open, and nobody answers."""
         self._signal(signal.SIGSTOP)
 
+    def reload(self) -> None:
+        """Let it read its configuration again, while it serves."""
+        self._signal(signal.SIGHUP)
+
     async def restart(self) -> None:
         """Start it again on the same port and store, after `kill` or `stop`."""
         await self.stop()

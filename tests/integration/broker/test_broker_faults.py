@@ -16,6 +16,8 @@ from headrace.shared.subjects import Lane
 
 STD = WorkQueue.job("m", Lane.STD)
 RT = WorkQueue.job("m", Lane.RT)
+IN_MEMORY = WorkQueue.prefill("m", Lane.RT)
+TASKS = subjects.prefill("m", Lane.RT)
 
 
 def restored(broker: Broker) -> asyncio.Event:
@@ -44,13 +46,13 @@ async def test_a_kill_loses_no_stored_job_and_the_broker_layer_comes_back_whole(
         await broker.subscribe(subject, heard.put_nowait)
     for number in range(100):
         await broker.publish_durable(
-            subjects.job("m", Lane.STD), b"%d" % number, message_id=f"j{number}"
+            subjects.job("m", "acme", Lane.STD), b"%d" % number, message_id=f"j{number}"
         )
-    await broker.publish_durable(subjects.job("m", Lane.RT), b"in memory", message_id="rt1")
+    await broker.publish_durable(TASKS, b"in memory", message_id="pf1")
     held = await broker.take(STD, wait_s=5)
-    held_rt = await broker.take(RT, wait_s=5)
+    held_task = await broker.take(IN_MEMORY, wait_s=5)
     assert held is not None
-    assert held_rt is not None
+    assert held_task is not None
     waiting = [asyncio.create_task(broker.take(RT, wait_s=600)) for _ in range(5)]
     await broker._control.flush()
 
@@ -64,14 +66,16 @@ async def test_a_kill_loses_no_stored_job_and_the_broker_layer_comes_back_whole(
     await held.ack()
     rest = [await broker.take(STD, wait_s=5) for _ in range(99)]
     assert {int(d.payload) for d in rest if d is not None} == set(range(1, 100))
-    assert not await broker.publish_durable(subjects.job("m", Lane.STD), b"0", message_id="j0")
+    assert not await broker.publish_durable(
+        subjects.job("m", "acme", Lane.STD), b"0", message_id="j0"
+    )
     # Memory streams are empty and work; an ack from before the kill hits nothing new.
-    assert await broker.publish_durable(subjects.job("m", Lane.RT), b"after", message_id="rt2")
-    after = await peer.take(RT, wait_s=5)
+    assert await broker.publish_durable(TASKS, b"after", message_id="pf2")
+    after = await peer.take(IN_MEMORY, wait_s=5)
     assert after is not None
-    await held_rt.ack()
+    await held_task.ack()
     await after.nak()
-    again = await broker.take(RT, wait_s=5)
+    again = await broker.take(IN_MEMORY, wait_s=5)
     assert again is not None
     assert again.payload == b"after"
     # Subscriptions are live, on both connections.
@@ -98,7 +102,9 @@ async def test_what_is_published_while_the_broker_is_away_waits_for_it(
     assert not broker.is_connected
     jobs = [
         asyncio.create_task(
-            broker.publish_durable(subjects.job("m", Lane.RT), b"%d" % n, message_id=f"j{n}")
+            broker.publish_durable(
+                subjects.job("m", "acme", Lane.RT), b"%d" % n, message_id=f"j{n}"
+            )
         )
         for n in range(20)
     ]
@@ -137,7 +143,7 @@ async def test_takers_in_a_loop_come_through_a_graceful_stop_and_a_kill(
         await asyncio.wait_for(back.wait(), 20)
         for job in range(10):
             await broker.publish_durable(
-                subjects.job("m", Lane.STD), b"%d" % job, message_id=f"{number}.{job}"
+                subjects.job("m", "acme", Lane.STD), b"%d" % job, message_id=f"{number}.{job}"
             )
         jobs = [await asyncio.wait_for(taken.get(), 10) for _ in range(10)]
         assert {int(job) for job in jobs} == set(range(10))
@@ -156,7 +162,7 @@ async def test_a_broker_that_stays_away_is_an_error_after_the_timeout(
     )
     server.kill()
     with pytest.raises(BrokerError, match=r"broker\.publish_timeout_s"):
-        await broker.publish_durable(subjects.job("m", Lane.RT), b"", message_id="1")
+        await broker.publish_durable(subjects.job("m", "acme", Lane.RT), b"", message_id="1")
     with pytest.raises(BrokerError, match=r"not connected to nats://.* \(broker\.url\)"):
         await broker.publish(subjects.frames("x"), b"")
     assert await broker.take(RT, wait_s=0.1) is None
@@ -183,10 +189,10 @@ async def test_a_publish_whose_ack_was_lost_still_counts_as_stored(
     out, res = subjects.out("acme", "r1"), subjects.res("acme", "r1")
     assert await broker.publish_durable(out, b"mine", message_id="a") is True
     assert await broker.publish_durable(out, b"other", message_id="a") is False
-    assert await broker.publish_durable(res, b"mine", message_id="b", expect_new_subject=True)
+    assert await broker.publish_durable(res, b"mine", message_id="b", expect_last=0)
     assert len(lost) == 2
     lost.clear()
-    assert not await broker.publish_durable(res, b"x", message_id="c", expect_new_subject=True)
+    assert not await broker.publish_durable(res, b"x", message_id="c", expect_last=0)
     await broker.close()
 
 

@@ -140,7 +140,7 @@ async def test_one_handler_that_fails_does_not_end_the_subscription(
 async def test_20_mb_go_through_a_work_queue(broker: Broker, slug: str) -> None:
     payload = os.urandom(20 * MIB)
     await broker.declare_model(slug)
-    subject = subjects.job(slug, Lane.RT)
+    subject = subjects.job(slug, "acme", Lane.RT)
     waiting = asyncio.create_task(broker.take(WorkQueue.job(slug, Lane.RT), wait_s=30))
     assert await broker.publish_durable(subject, payload, message_id=uuid.uuid4().hex)
     delivery = await waiting
@@ -178,7 +178,7 @@ async def test_a_payload_above_the_limit_is_refused_by_name(broker: Broker, slug
     with pytest.raises(PayloadTooLargeError, match=r"67,108,865 bytes .* 67,108,864 bytes"):
         await broker.publish(subjects.frames(slug), payload)
     with pytest.raises(PayloadTooLargeError):
-        await broker.publish_durable(subjects.job(slug, Lane.RT), payload, message_id="x")
+        await broker.publish_durable(subjects.job(slug, "acme", Lane.RT), payload, message_id="x")
     with pytest.raises(PayloadTooLargeError):
         await broker.request(subjects.frames(slug), payload, timeout_s=1)
 
@@ -209,7 +209,7 @@ async def test_a_job_whose_blob_is_gone_arrives_empty_with_its_ref(
     await broker.declare_model(slug)
     ref = f"{uuid.uuid4().hex}.1.1.{'0' * 64}"
     await broker.publish_durable(
-        subjects.job(slug, Lane.STD), b"", message_id=slug, headers={"Hr-Blob": ref}
+        subjects.job(slug, "acme", Lane.STD), b"", message_id=slug, headers={"Hr-Blob": ref}
     )
     delivery = await broker.take(WorkQueue.job(slug, Lane.STD), wait_s=10)
     assert delivery is not None

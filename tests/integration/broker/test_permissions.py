@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from headrace.cli.top import Eye
+from headrace.cli.top_frame import Rates, frame
 from headrace.shared import nats_server as nats_server_module
 from headrace.shared import subjects
-from headrace.shared.broker import Broker, Received, WorkQueue
+from headrace.shared.broker import Broker, DeniedError, Received, WorkQueue
 from headrace.shared.broker.topology import api
 from headrace.shared.errors import BrokerError
 from headrace.shared.messages import Heartbeat
 from headrace.shared.nats_server import NatsServer
+from headrace.shared.pulse import answering_pings, ping_over
 from headrace.shared.settings import BrokerSettings
 from headrace.shared.subjects import Lane, Role
 from headrace.shared.workers import Beacon, WorkerTable
@@ -68,7 +72,9 @@ async def test_a_request_goes_all_the_way_through_with_each_roles_own_user(
             subjects.req("acme", "m", lane), bytes(5_000_000), message_id=f"r1.{lane}"
         )
         await take(render, WorkQueue.req("m", lane))
-        await render.publish_durable(subjects.job("m", lane), b"job", message_id=f"r1.job.{lane}")
+        await render.publish_durable(
+            subjects.job("m", "acme", lane), b"job", message_id=f"r1.job.{lane}"
+        )
         await take(decode, WorkQueue.job("m", lane))
     answers: set[asyncio.Task[None]] = set()
 
@@ -81,6 +87,12 @@ async def test_a_request_goes_all_the_way_through_with_each_roles_own_user(
     await decode.subscribe(subjects.ctl("d1"), heard.put_nowait)
     await decode.publish_durable(subjects.prefill("m", Lane.RT), b"task", message_id="r1.pf")
     await take(prefill, WorkQueue.prefill("m", Lane.RT))
+    own = WorkQueue.prefill_worker("m", "prefill-1")
+    await prefill.declare_queue(own)
+    await decode.publish_durable(
+        subjects.prefill_worker("m", "prefill-1"), b"task", message_id="r1.pf.2"
+    )
+    await take(prefill, own)
     await prefill.publish(subjects.kv("d1"), b"handoff")
     assert (await asyncio.wait_for(heard.get(), 5)).payload == b"handoff"
     await derender.subscribe(subjects.frames("x1"), heard.put_nowait)
@@ -91,7 +103,7 @@ async def test_a_request_goes_all_the_way_through_with_each_roles_own_user(
     await derender.publish_durable(out, b"end", message_id="r1.end")
     assert (await asyncio.wait_for(heard.get(), 5)).payload == b"end"
     assert [m.payload for m in await gateway.replay(out)] == [b"end"]
-    await derender.publish_durable(res, b"end", message_id="r1.res", expect_new_subject=True)
+    await derender.publish_durable(res, b"end", message_id="r1.res", expect_last=0)
     last = await gateway.last(res)
     assert last is not None
     assert last.payload == b"end"
@@ -99,10 +111,35 @@ async def test_a_request_goes_all_the_way_through_with_each_roles_own_user(
         await broker.subscribe(subjects.cancel_all(), heard.put_nowait)
     await gateway.publish(subjects.cancel("acme", "r1"), b"cancel")
     assert {(await asyncio.wait_for(heard.get(), 5)).payload for _ in range(3)} == {b"cancel"}
+    await brokers["admin"].subscribe(subjects.reply("acme", "t1"), heard.put_nowait)
+    for broker in (render, decode, derender):
+        await broker.publish(subjects.reply("acme", "t1"), b"reply")
+        assert (await asyncio.wait_for(heard.get(), 5)).payload == b"reply"
     for role in (Role.RENDER, Role.PREFILL, Role.DECODE, Role.DERENDER):
         await brokers[role].publish_durable(
             subjects.dead_letter(role, "m"), b"dead", message_id=f"dlq.{role}"
         )
+
+
+async def test_derender_gives_back_the_job_of_a_lost_decode_worker_and_the_next_one_tells_both(
+    brokers: Brokers,
+) -> None:
+    render, decode, derender = (brokers[role] for role in (Role.RENDER, Role.DECODE, Role.DERENDER))
+    await decode.declare_model("m")
+    await render.publish_durable(subjects.job("m", "acme", Lane.RT), b"job", message_id="r1.job")
+    taken = await decode.take(WorkQueue.job("m", Lane.RT), wait_s=5)
+    assert taken is not None
+    await derender.hand_back(taken.reply)
+    again = await decode.take(WorkQueue.job("m", Lane.RT), wait_s=5)
+    assert again is not None
+    assert (again.payload, again.num_delivered) == (b"job", 2)
+    heard: asyncio.Queue[Received] = asyncio.Queue()
+    for broker in (decode, derender):
+        await broker.subscribe(subjects.takeover_all(), heard.put_nowait)
+    await decode.publish(subjects.takeover("acme", "r1"), b"takeover")
+    assert {(await asyncio.wait_for(heard.get(), 5)).payload for _ in range(2)} == {b"takeover"}
+    with pytest.raises(BrokerError, match="is no ack subject of a job"):
+        await derender.hand_back(subjects.ctl("d1"))
 
 
 async def test_a_gateway_may_ask_render_and_derender(brokers: Brokers) -> None:
@@ -121,6 +158,18 @@ async def test_a_gateway_may_ask_render_and_derender(brokers: Brokers) -> None:
         assert got == bytes(5_000_000)
 
 
+async def test_decode_notes_what_prefill_tells_it(brokers: Brokers) -> None:
+    prefill, decode = brokers[Role.PREFILL], brokers[Role.DECODE]
+    answers: set[asyncio.Task[None]] = set()
+
+    def note(received: Received) -> None:
+        answers.add(asyncio.create_task(decode.respond(received, b"noted")))
+
+    await decode.subscribe(subjects.kv("d1"), note)
+    for size in (1, 5_000_000):
+        assert await prefill.request(subjects.kv("d1"), bytes(size), timeout_s=5) == b"noted"
+
+
 async def test_every_worker_may_beat_and_every_role_may_listen(brokers: Brokers) -> None:
     beacons = [
         Beacon(brokers[role], lambda role=role: heartbeat(role))  # type: ignore[misc]
@@ -134,6 +183,17 @@ async def test_every_worker_may_beat_and_every_role_may_listen(brokers: Brokers)
             await asyncio.wait_for(table.wait_for(lambda t: len(t.workers()) == 4), 10)
     for beacon in beacons:
         await beacon.stop()
+
+
+async def test_every_process_may_answer_pings_and_who_depends_on_one_may_send_them(
+    brokers: Brokers,
+) -> None:
+    async with AsyncExitStack() as answering:
+        for role in Role:
+            await answering.enter_async_context(answering_pings(brokers[role], f"{role}-1"))
+        for asker in (Role.PREFILL, Role.DECODE, Role.DERENDER):
+            for role in Role:
+                await ping_over(brokers[asker])(f"{role}-1")
 
 
 def heartbeat(role: Role) -> Heartbeat:
@@ -151,12 +211,12 @@ def heartbeat(role: Role) -> Heartbeat:
 @pytest.mark.parametrize(
     ("role", "subject"),
     [
-        (Role.GATEWAY, subjects.job("m", Lane.RT)),
+        (Role.GATEWAY, subjects.job("m", "acme", Lane.RT)),
         (Role.GATEWAY, subjects.out("acme", "r1")),
         (Role.RENDER, subjects.req("acme", "m", Lane.RT)),
         (Role.PREFILL, subjects.res("acme", "r1")),
         (Role.PREFILL, subjects.dead_letter(Role.DECODE, "m")),
-        (Role.DECODE, subjects.job("m", Lane.RT)),
+        (Role.DECODE, subjects.job("m", "acme", Lane.RT)),
         (Role.DERENDER, subjects.prefill("m", Lane.RT)),
     ],
 )
@@ -194,6 +254,23 @@ async def test_a_role_may_not_listen_to_what_is_anothers(
         await brokers[role].subscribe(subject, lambda _: None, queue=queue)
 
 
+async def test_what_takes_from_a_queue_may_note_and_read_what_came_back(brokers: Brokers) -> None:
+    for number, role in enumerate((Role.RENDER, Role.PREFILL, Role.DECODE)):
+        subject = subjects.returned("HR_JOB", number)
+        await brokers[role].publish_durable(subject, b"1", message_id=f"returned.{number}")
+        noted = await brokers[role].last(subject)
+        assert noted is not None
+        assert noted.payload == b"1"
+
+
+async def test_every_role_may_read_the_cancels_of_before(brokers: Brokers) -> None:
+    subject = subjects.cancel("acme", "r1")
+    await brokers[Role.GATEWAY].publish_durable(subject, b"cancel", message_id="cancel")
+    for role in Role:
+        kept = await brokers[role].stored_on(subjects.cancel_all())
+        assert [received.payload for received in kept] == [b"cancel"]
+
+
 async def test_only_an_admin_changes_a_stream(brokers: Brokers) -> None:
     for name, allowed in (("gateway", False), ("admin", True)):
         call = api(brokers[name]._control, "STREAM.PURGE.HR_REQ")
@@ -202,6 +279,58 @@ async def test_only_an_admin_changes_a_stream(brokers: Brokers) -> None:
         else:
             with pytest.raises(BrokerError, match="may not publish"):
                 await call
+
+
+async def test_only_an_admin_reads_and_takes_out_dead_letters(brokers: Brokers) -> None:
+    letters = subjects.dead_letter(Role.DECODE, "m")
+    for number in (1, 2):
+        await brokers[Role.DECODE].publish_durable(letters, b"dead", message_id=f"{number}")
+    for role in Role:
+        admin = brokers[role].admin
+        for call in (
+            admin.message("HR_DLQ", 1),
+            admin.delete("HR_DLQ", 1),
+            admin.purge("HR_DLQ", letters, up_to=1),
+        ):
+            with pytest.raises(DeniedError):
+                await call
+        with pytest.raises(DeniedError):
+            [kept async for kept in admin.messages("HR_DLQ", letters)]
+    admin = brokers["admin"].admin
+    assert [kept.sequence async for kept in admin.messages("HR_DLQ", letters)] == [1, 2]
+    assert await admin.delete("HR_DLQ", 1)
+    await admin.purge("HR_DLQ", letters, up_to=2)
+    assert await admin.num_messages("HR_DLQ") == 0
+
+
+async def test_a_gateway_sees_how_long_queues_are_and_not_what_waits_in_them(
+    brokers: Brokers,
+) -> None:
+    await brokers[Role.RENDER].declare_model("m")
+    request = subjects.req("acme", "m", Lane.STD)
+    await brokers[Role.GATEWAY].publish_durable(request, b"{}", message_id="r1")
+    for name in (Role.GATEWAY, "admin"):
+        queues = {
+            queue.filter_subject: queue for queue in await brokers[name].admin.queues("HR_REQ")
+        }
+        assert queues[subjects.req_filter("m", Lane.STD)].num_waiting == 1
+        for stream in ("HR_REQ_RT", "HR_JOB_RT", "HR_JOB", "HR_PF"):
+            await brokers[name].admin.queues(stream)
+    with pytest.raises(DeniedError):
+        await brokers[Role.GATEWAY].admin.first("HR_REQ", request)
+    with pytest.raises(DeniedError):
+        await brokers[Role.DECODE].admin.queues("HR_REQ")
+    looks = {}
+    for name in (Role.GATEWAY, "admin", Role.DECODE):
+        async with WorkerTable(brokers[name]) as table:
+            looks[name] = frame(await Eye(brokers[name], table).look(), Rates())
+    for name in (Role.GATEWAY, "admin"):
+        (row,) = [row for row in looks[name].queues or () if row.num_waiting]
+        assert (row.model, row.lane, row.num_waiting) == ("m", "std", 1)
+        assert (row.oldest_s is None) == (name == Role.GATEWAY)
+    assert (looks[Role.GATEWAY].running, looks[Role.GATEWAY].num_dead_letters) == (None, None)
+    assert (looks["admin"].running, looks["admin"].num_dead_letters) == ([], 0)
+    assert looks[Role.DECODE].queues is None
 
 
 def test_the_deployments_limits_are_those_of_the_built_in_server() -> None:

@@ -10,6 +10,8 @@ import pytest
 
 from headrace.shared import subjects
 from headrace.shared.broker import Broker, Delivery, WorkQueue
+from headrace.shared.broker.topology import api
+from headrace.shared.broker.work_queue import UNUSED_WORKER_S
 from headrace.shared.errors import BrokerError, QueueFullError
 from headrace.shared.nats_server import NatsServer
 from headrace.shared.settings import BrokerSettings
@@ -22,7 +24,7 @@ async def put(
     broker: Broker, slug: str, payload: bytes, *, lane: Lane = RT, **more: object
 ) -> bool:
     return await broker.publish_durable(
-        subjects.job(slug, lane), payload, message_id=uuid.uuid4().hex, headers={"H": "v"}
+        subjects.job(slug, "acme", lane), payload, message_id=uuid.uuid4().hex, headers={"H": "v"}
     )
 
 
@@ -38,7 +40,7 @@ async def test_a_message_is_taken_once_and_gone_after_its_ack(broker: Broker, sl
     assert await put(broker, slug, b"one")
     delivery = await take(broker, queue)
     assert (delivery.payload, delivery.headers["H"]) == (b"one", "v")
-    assert delivery.subject == subjects.job(slug, RT)
+    assert delivery.subject == subjects.job(slug, "acme", RT)
     assert delivery.num_delivered == 1
     await delivery.ack()
     assert await broker.take(queue, wait_s=0) is None
@@ -147,7 +149,7 @@ async def test_a_message_kept_alive_is_not_delivered_again(broker: Broker, slug:
     hasty = WorkQueue(
         "HR_PF", f"{slug}-hasty", f"{subjects.prefill(slug, RT)}.hasty", 0.6, Role.PREFILL
     )
-    await broker._topology._declare_consumer(broker._control, hasty)
+    await broker._topology.declare_consumer(broker._control, hasty)
     await broker.publish_durable(hasty.filter_subject, b"long", message_id=uuid.uuid4().hex)
     held = await take(broker, hasty)
     async with held.keep_alive():
@@ -220,7 +222,7 @@ async def test_a_message_on_its_way_to_a_cancelled_take_is_given_back(
 async def test_the_same_message_id_is_stored_once(broker: Broker, slug: str) -> None:
     await broker.declare_model(slug)
     queue = WorkQueue.job(slug, RT)
-    subject = subjects.job(slug, RT)
+    subject = subjects.job(slug, "acme", RT)
     assert await broker.publish_durable(subject, b"a", message_id=f"{slug}.1") is True
     assert await broker.publish_durable(subject, b"b", message_id=f"{slug}.1") is False
     delivery = await take(broker, queue)
@@ -232,12 +234,8 @@ async def test_the_same_message_id_is_stored_once(broker: Broker, slug: str) -> 
 
 async def test_only_the_first_result_of_a_request_is_kept(broker: Broker, slug: str) -> None:
     subject = subjects.res("acme", slug)
-    first = await broker.publish_durable(
-        subject, b"first", message_id=f"{slug}.a", expect_new_subject=True
-    )
-    second = await broker.publish_durable(
-        subject, b"second", message_id=f"{slug}.b", expect_new_subject=True
-    )
+    first = await broker.publish_durable(subject, b"first", message_id=f"{slug}.a", expect_last=0)
+    second = await broker.publish_durable(subject, b"second", message_id=f"{slug}.b", expect_last=0)
     assert (first, second) == (True, False)
     kept = await broker.last(subject)
     assert kept is not None
@@ -269,3 +267,61 @@ async def test_a_full_queue_refuses_at_once_and_names_the_setting(
 async def test_a_subject_without_a_stream_is_refused(broker: Broker) -> None:
     with pytest.raises(BrokerError, match="captured by no stream"):
         await broker.publish_durable(subjects.kv("x"), b"x", message_id="1")
+
+
+async def test_a_take_of_last_resort_gets_nothing_that_another_take_waits_for(
+    broker: Broker, broker_settings: BrokerSettings, slug: str
+) -> None:
+    await broker.declare_model(slug)
+    queue = WorkQueue.job(slug, RT)
+    free = await Broker.connect(broker_settings, role="test", name="free")
+    last = asyncio.create_task(broker.take(queue, wait_s=30, is_last_resort=True))
+    # What a full worker waits for must have reached the broker before: it is first in line.
+    assert await broker.take(WorkQueue.job(slug, Lane.BULK), wait_s=0) is None
+    first = asyncio.create_task(free.take(queue, wait_s=30))
+    assert await free.take(WorkQueue.job(slug, Lane.BULK), wait_s=0) is None
+    for payload, taker in ((b"one", first), (b"two", last)):
+        await put(broker, slug, payload)
+        delivery = await taker
+        assert delivery is not None
+        assert delivery.payload == payload
+        await delivery.ack()
+    await free.close()
+
+
+async def test_a_workers_own_queue_is_made_again_when_the_broker_has_dropped_it(
+    broker: Broker, slug: str
+) -> None:
+    """As after a minute in which the worker had no slot free, and took nothing."""
+    own = WorkQueue.prefill_worker(slug, "prefill-1")
+    assert own.config(1)["inactive_threshold"] == UNUSED_WORKER_S * 10**9
+    await broker.declare_queue(own)
+    await api(broker._control, f"CONSUMER.DELETE.{own.stream}.{own.consumer}")
+    await broker.publish_durable(
+        subjects.prefill_worker(slug, "prefill-1"), b"task", message_id=slug
+    )
+    assert await broker.take(own, wait_s=1) is None
+    delivery = await take(broker, own)
+    assert delivery.payload == b"task"
+    await delivery.ack()
+
+
+async def test_a_workers_own_queue_is_there_again_after_the_broker_restarted(
+    nats_server_of_its_own: NatsServer,
+) -> None:
+    broker = await Broker.connect(
+        BrokerSettings(url=nats_server_of_its_own.url), role="test", name="test"
+    )
+    own, back = WorkQueue.prefill_worker("m", "prefill-1"), asyncio.Event()
+    await broker.declare_queue(own)
+
+    async def on_reconnect() -> None:
+        back.set()
+
+    broker.on_reconnect(on_reconnect)
+    nats_server_of_its_own.kill()
+    await nats_server_of_its_own.restart()
+    await back.wait()
+    info = await api(broker._control, f"CONSUMER.INFO.{own.stream}.{own.consumer}")
+    assert info["config"]["filter_subject"] == own.filter_subject
+    await broker.close()

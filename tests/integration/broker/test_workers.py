@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from headrace.shared import subjects, wire
-from headrace.shared.broker import Broker
+from headrace.shared.broker import Broker, Received
 from headrace.shared.messages import Heartbeat
 from headrace.shared.nats_server import NatsServer
 from headrace.shared.settings import BrokerSettings
 from headrace.shared.subjects import Role
-from headrace.shared.workers import Beacon, WorkerTable
+from headrace.shared.workers import CLOCK_BEATS, Beacon, WorkerTable
 
 NEVER = 3600.0  # an interval in which no test sees a periodic beat
 
@@ -123,6 +123,50 @@ async def test_waiting_also_ends_when_a_worker_falls_silent(broker: Broker, slug
         await Beacon(broker, lambda: heartbeat(slug)).beat()
         await wait_for(table, slug, "d1")
         await wait_for(table, slug)
+
+
+async def test_a_lost_worker_is_out_at_once_until_it_beats_again(
+    broker: Broker, slug: str, clock: Clock
+) -> None:
+    async with WorkerTable(broker, interval_s=NEVER, now=clock) as table:
+        beacon = Beacon(broker, lambda: heartbeat(slug))
+        await beacon.beat()
+        await wait_for(table, slug, "d1")
+        waiting = asyncio.create_task(table.wait_for(lambda t: instances(t, slug) == set()))
+        await asyncio.sleep(0)  # let it begin
+        table.forget(f"{slug}-d1")
+        await waiting
+        await beacon.beat()
+        await wait_for(table, slug, "d1")
+
+
+async def test_a_workers_clock_is_judged_by_the_quickest_of_its_last_beats(
+    broker: Broker, slug: str
+) -> None:
+    name, here = f"{slug}-d1", Clock()
+    table = WorkerTable(broker, interval_s=NEVER, clock=here)
+    assert table.clock_offset(name) == 0.0
+
+    def hear(sent: float, delay_s: float) -> None:
+        beat = heartbeat(slug, sent=sent)
+        here.now = sent - 60.0 + delay_s  # it is 60 s ahead
+        subject = subjects.heartbeat(slug, Role.DECODE, name)
+        table._on_heartbeat(Received(subject, wire.encode(beat), {}, ""))
+
+    for number, delay_s in enumerate((0.5, 0.01, 3.0)):
+        hear(200.0 + number, delay_s)
+    assert table.clock_offset(name) == pytest.approx(-59.99)
+    for number in range(CLOCK_BEATS):  # the quick one is too long ago
+        hear(300.0 + number, 0.2)
+    assert table.clock_offset(name) == pytest.approx(-59.8)
+
+
+async def test_a_heartbeat_says_when_it_was_sent(broker: Broker, slug: str) -> None:
+    async with WorkerTable(broker, interval_s=NEVER) as table:
+        await Beacon(broker, lambda: heartbeat(slug)).beat()
+        await wait_for(table, slug, "d1")
+        assert 0.0 <= table.clock_offset(f"{slug}-d1") < 60.0
+        assert table.models()[slug][0].sent > 0.0
 
 
 async def test_a_heartbeat_that_is_none_or_anothers_is_refused(

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as NatsSubscription
 
-from headrace.shared.broker import blobs, stored
+from headrace.shared.broker import blobs, scoped, stored
+from headrace.shared.broker.admin import Admin
 from headrace.shared.broker.connection import (
     Connection,
     ConnectionLostError,
@@ -21,9 +23,15 @@ from headrace.shared.broker.connection import (
     NoResponderError,
 )
 from headrace.shared.broker.delivery import Delivery, nak_payload
-from headrace.shared.broker.durable import MESSAGE_ID_HEADER, RETRY_S, DurablePublisher
-from headrace.shared.broker.topology import BLOB_S, OUT_STREAM, Topology
-from headrace.shared.broker.work_queue import WorkQueue
+from headrace.shared.broker.durable import (
+    ATTEMPT_TIMEOUT_S,
+    MESSAGE_ID_HEADER,
+    RETRY_S,
+    DurablePublisher,
+)
+from headrace.shared.broker.message import Received
+from headrace.shared.broker.topology import BLOB_S, CLIENT, OUT_STREAM, Topology
+from headrace.shared.broker.work_queue import LAST_RESORT_GROUP, WorkQueue
 from headrace.shared.errors import (
     BrokerError,
     HeadraceError,
@@ -34,17 +42,8 @@ from headrace.shared.subjects import ROOT, Role
 
 logger = logging.getLogger(__name__)
 
+ACKS_OF_JOBS = ("$JS.ACK.HR_JOB_RT.", "$JS.ACK.HR_JOB.")
 PULL_MARGIN_S = 2.0  # the broker ends a pull itself; past this it has forgotten us
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """One message, with its payload whole, however it was carried."""
-
-    subject: str
-    payload: bytes
-    headers: Mapping[str, str]  #: none is an empty mapping
-    reply: str  #: where an answer goes; empty: none is awaited
 
 
 class Subscription:
@@ -73,17 +72,23 @@ class Broker:
         self._user = settings.user or (role if settings.password else "")
         self._inbox_prefix = f"_INBOX_{re.sub(r'[^A-Za-z0-9_-]', '-', self._user or role)}"
         self._topology = Topology(settings, role)
-        self._data = Connection(f"{role} {name} data", self._on_lost, self._on_back)
-        self._control = Connection(f"{role} {name} control", self._on_lost, self._on_back)
+        self._reader = scoped if role == CLIENT else stored
+        ends = (self._on_lost, self._on_back, self._on_closed)
+        self._data = Connection(f"{role} {name} data", *ends)
+        self._control = Connection(f"{role} {name} control", *ends)
         self._durable = DurablePublisher(
             self._data, self._wait_until_ready, settings.publish_timeout_s
         )
         self._models: set[tuple[str, str]] = set()
+        self._queues: set[WorkQueue] = set()
         self._callbacks: list[Callable[[], Awaitable[None]]] = []
         self._ready = asyncio.Event()
         self._restoring: asyncio.Task[None] | None = None
+        self._declaring: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
+        self.num_losses = 0  #: how often a connection to the broker broke
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @classmethod
     async def connect(cls, settings: BrokerSettings, *, role: Role | str, name: str) -> Broker:
@@ -105,11 +110,25 @@ class Broker:
     @property
     def is_connected(self) -> bool:
         """Whether both connections are up and the streams declared."""
-        return self._ready.is_set() and not self._closed
+        return self._ready.is_set() and not self._closed and not self._failed.done()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it will never be connected again."""
+        return self._closed or self._failed.done()
 
     def on_reconnect(self, callback: Callable[[], Awaitable[None]]) -> None:
         """Call `callback` each time the broker was away, once streams and consumers are declared again."""
         self._callbacks.append(callback)
+
+    async def closed_for_good(self) -> None:
+        """Never return. Raises: BrokerError when the broker ended a connection in a way that no reconnect mends."""
+        await asyncio.shield(self._failed)
+
+    @property
+    def admin(self) -> Admin:
+        """What operators do to streams; the broker denies it to most users."""
+        return Admin(self._data, self._stored)
 
     async def declare_model(self, slug: str, pool: str | None = None) -> None:
         """Declare the durable consumers of one model and contract; again after each reconnect.
@@ -118,8 +137,27 @@ class Broker:
         """
         model = (slug, pool or slug)
         self._models.add(model)
-        await self._wait_until_ready(self._settings.publish_timeout_s)
-        await self._topology.declare_consumers(self._control, *model)
+        await self._declare(lambda: self._topology.declare_consumers(self._control, *model))
+
+    async def declare_queue(self, queue: WorkQueue) -> None:
+        """Declare a queue beside those of the model; again after each reconnect. Raises: BrokerError."""
+        self._queues.add(queue)
+        await self._declare(lambda: self._topology.declare_consumer(self._control, queue))
+
+    async def _declare(self, declare: Callable[[], Awaitable[None]]) -> None:
+        """Declare, again until `publish_timeout_s`: a cluster may just elect a leader."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._settings.publish_timeout_s
+        while True:
+            await self._wait_until_ready(deadline - loop.time())
+            try:
+                return await declare()
+            except DeniedError:
+                raise
+            except BrokerError:
+                if loop.time() + RETRY_S >= deadline:
+                    raise
+                await asyncio.sleep(RETRY_S)
 
     async def publish(
         self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None
@@ -139,24 +177,30 @@ class Broker:
         *,
         message_id: str,
         headers: Mapping[str, str] | None = None,
-        expect_new_subject: bool = False,
+        expect_last: int | None = None,
+        kept_s: float | None = None,
     ) -> bool:
         """Store one message in its stream, trying again until `publish_timeout_s`.
 
+        A payload in parts stays readable for `kept_s` seconds; None: as long as the stream keeps messages.
+
         Returns True when this call stored it; False when a message of this ID is already there (2 minutes
-        back), or, with `expect_new_subject`, when the subject already holds a message.
+        back), or when the subject's last message is another one than `expect_last`: its stream sequence, 0 for
+        none; None: whatever it is.
         Raises: QueueFullError, PayloadTooLargeError, or BrokerError when it is unknown whether it was stored.
         """
         stream = self._topology.stream_of(subject)
         if stream is None:
             raise BrokerError(f"{subject} is captured by no stream; publish it without an ack")
-        payload, headers = await self._check_in(subject, payload, headers, stream.blob_ttl_s)
+        payload, headers = await self._check_in(
+            subject, payload, headers, stream.blob_ttl_s if kept_s is None else math.ceil(kept_s)
+        )
         return await self._durable.publish(
             stream.name,
             subject,
             payload,
             {**headers, MESSAGE_ID_HEADER: message_id},
-            expect_new_subject=expect_new_subject,
+            expect_last=expect_last,
         )
 
     async def request(self, subject: str, payload: bytes, *, timeout_s: float) -> bytes:
@@ -167,7 +211,7 @@ class Broker:
         payload, headers = await self._check_in(subject, payload, None, BLOB_S)
         await self._wait_until_ready(timeout_s)
         try:
-            message = await self._data.request(
+            message = await self._connection_of(subject).request(
                 subject, payload, timeout_s=timeout_s, headers=headers
             )
         except NoResponderError as error:
@@ -220,9 +264,12 @@ class Broker:
                 continue
             return Subscription(connection, inner)
 
-    async def take(self, queue: WorkQueue, *, wait_s: float) -> Delivery | None:
+    async def take(
+        self, queue: WorkQueue, *, wait_s: float, is_last_resort: bool = False
+    ) -> Delivery | None:
         """Take one message, or return None when none came within `wait_s` seconds (0: at once).
 
+        `is_last_resort`: only what no other take of a queue `with_last_resort` waits for.
         Any number of takes may wait at once. A take that is cancelled leaves nothing behind: what comes too
         late is given back. Raises: BrokerError when the queue was never declared, or this user may not.
         """
@@ -232,15 +279,17 @@ class Broker:
             try:
                 await self._wait_until_ready(wait_s)
             except BrokerError:
-                if self._closed:
-                    raise
+                self._check_open()
                 return None
+        self._check_open()
         remaining = max(0.0, deadline - loop.time())
-        pull = (
+        pull: dict[str, Any] = (
             {"batch": 1, "expires": int(remaining * 1e9)}
             if remaining
             else {"batch": 1, "no_wait": True}
         )
+        if queue.with_last_resort:
+            pull |= {"group": LAST_RESORT_GROUP, "priority": int(is_last_resort)}
         try:
             message = await self._control.pull(
                 f"$JS.API.CONSUMER.MSG.NEXT.{queue.stream}.{queue.consumer}",
@@ -251,8 +300,7 @@ class Broker:
         except DeniedError:
             raise
         except BrokerError:
-            if self._closed:
-                raise
+            self._check_open()
             # The connection broke. Not at once: a caller that takes in a loop would keep the news from us.
             await asyncio.sleep(max(0.0, min(RETRY_S, deadline - loop.time())))
             return None
@@ -270,7 +318,18 @@ class Broker:
         Raises: BrokerError.
         """
         await self._wait_until_ready(self._settings.publish_timeout_s)
-        messages = await stored.read_subject(self._data, OUT_STREAM, subject, first_seq=from_seq_of)
+        messages = await self._reader.read_subject(
+            self._data, OUT_STREAM, subject, first_seq=from_seq_of
+        )
+        return [await self._stored(message) for message in messages]
+
+    async def stored_on(self, pattern: str) -> list[Received]:
+        """Return the messages that their stream holds of every subject of a pattern, in order. Raises: BrokerError."""
+        stream = self._topology.stream_of(pattern)
+        if stream is None:
+            raise BrokerError(f"{pattern} is captured by no stream")
+        await self._wait_until_ready(self._settings.publish_timeout_s)
+        messages = await self._reader.read_subject(self._data, stream.name, pattern)
         return [await self._stored(message) for message in messages]
 
     async def last(self, subject: str) -> Received | None:
@@ -279,7 +338,7 @@ class Broker:
         if stream is None:
             raise BrokerError(f"{subject} is captured by no stream")
         await self._wait_until_ready(self._settings.publish_timeout_s)
-        message = await stored.read_last(self._data, stream.name, subject)
+        message = await self._reader.read_last(self._data, stream.name, subject)
         return None if message is None else await self._stored(message)
 
     async def put_blob(self, data: bytes, *, ttl_s: int = BLOB_S) -> str:
@@ -305,7 +364,7 @@ class Broker:
             return
         self._closed = True
         self._ready.set()  # wake who waits; they see that it is closed
-        tasks = [*self._tasks, *([self._restoring] if self._restoring else [])]
+        tasks = [*self._tasks, *filter(None, (self._restoring, self._declaring))]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -319,15 +378,28 @@ class Broker:
             try:
                 await self._wait_until_ready(deadline - loop.time())
                 await self._control.request(
-                    reply, payload, timeout_s=max(0.001, deadline - loop.time())
+                    reply,
+                    payload,
+                    timeout_s=max(0.001, min(ATTEMPT_TIMEOUT_S, deadline - loop.time())),
                 )
                 return
-            except ConnectionLostError:
+            except DeniedError:
+                raise
+            except BrokerError:  # or nobody is there to settle with, as a cluster elects a leader
+                self._check_open()
                 if loop.time() + RETRY_S >= deadline:
                     raise
-                await asyncio.sleep(
-                    RETRY_S
-                )  # and again: settling twice does what settling once does
+                # And again: settling twice does what settling once does.
+                await asyncio.sleep(RETRY_S)
+
+    async def hand_back(self, reply: str) -> None:
+        """Give back a message that another worker took and is lost with: it comes again at once.
+
+        `reply` is that `Delivery.reply`. Raises: BrokerError, also for what is no job's ack subject.
+        """
+        if not reply.startswith(ACKS_OF_JOBS):
+            raise BrokerError(f"{reply!r} is no ack subject of a job")
+        await self.signal(reply, nak_payload(0))
 
     async def signal(self, reply: str, payload: bytes) -> None:
         """Send a word about a delivery without waiting (`Delivery` calls this). Raises: BrokerError."""
@@ -344,8 +416,13 @@ class Broker:
                     await self._ready.wait()
             except TimeoutError:
                 raise BrokerError(
-                    f"not connected to {self._settings.url} (broker.url) for {timeout_s:g} s"
+                    f"not connected to {self._settings.shown_url} (broker.url) for {timeout_s:g} s"
                 ) from None
+        self._check_open()
+
+    def _check_open(self) -> None:
+        if self._failed.done():
+            self._failed.result()
         if self._closed:
             raise BrokerError("this broker connection was closed")
 
@@ -433,11 +510,12 @@ class Broker:
         if stored.status_of(status) in ("404", "408"):
             return
         if stored.status_of(status) == "503":
-            if not any(queue in WorkQueue.of_model(*model) for model in self._models):
+            declared = (WorkQueue.of_model(*model) for model in self._models)
+            if not any(queue in queues for queues in (self._queues, *declared)):
                 raise BrokerError(
                     f"stream {queue.stream} has no consumer {queue.consumer}: call declare_model first"
                 )
-            await self._declare_until_done()
+            await self._declare_once()
         else:
             logger.warning(
                 "pull ended: %s",
@@ -445,6 +523,12 @@ class Broker:
                 extra={"action": "pull_ended", "consumer": queue.consumer},
             )
         await asyncio.sleep(max(0.0, pause_s))  # or a caller in a loop would spin
+
+    async def _declare_once(self) -> None:
+        """Declare for all who find something missing at the same time. Raises: DeniedError."""
+        if self._declaring is None or self._declaring.done():
+            self._declaring = asyncio.create_task(self._declare_until_done())
+        await asyncio.shield(self._declaring)
 
     async def _declare_until_done(self) -> None:
         """Declare streams and consumers, as often as it takes. Raises: DeniedError."""
@@ -454,6 +538,8 @@ class Broker:
                 await self._topology.declare_streams(self._control)
                 for model in sorted(self._models):
                     await self._topology.declare_consumers(self._control, *model)
+                for queue in self._queues:
+                    await self._topology.declare_consumer(self._control, queue)
                 return
             except DeniedError:
                 raise
@@ -466,8 +552,17 @@ class Broker:
                 await asyncio.sleep(RETRY_S)
 
     def _on_lost(self) -> None:
-        if not self._closed:
+        self.num_losses += 1
+        if not self._closed and not self._failed.done():
             self._ready.clear()
+
+    def _on_closed(self, reason: str) -> None:
+        if not self._closed and not self._failed.done():
+            self._failed.set_exception(
+                BrokerError(f"{self._settings.shown_url} closed the connection for good: {reason}")
+            )
+            self._failed.exception()  # seen: perhaps nobody waits for it
+            self._ready.set()  # wake who waits; they see why
 
     def _on_back(self) -> None:
         if self._closed or not (self._data.is_connected and self._control.is_connected):

@@ -13,10 +13,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 from nats import errors
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as NatsSubscription
 
+from headrace.shared.broker import tls
 from headrace.shared.errors import BrokerError
 from headrace.shared.settings import BrokerSettings
 
@@ -28,7 +28,6 @@ PING_INTERVAL_S = 20
 UNREACHABLE_INTERVAL_S = 10.0  # between two warnings of one outage; five attempts a second fail
 PENDING_BYTES = 64 * 2**20  # before a publish waits for the socket
 
-_USERINFO = re.compile(r"//[^/,@]*@")
 _DENIED = re.compile(r'permissions violation for (publish|subscription) (?:to )?"([^"]+)"', re.I)
 
 
@@ -44,6 +43,19 @@ class NoResponderError(BrokerError):
     """Nobody listens on the subject: no subscriber, no stream, or no consumer."""
 
 
+class _Client(tls.TlsClient):
+    """nats-py's client, without a fault: a PONG for which nobody waits any more ends its read loop.
+
+    Then the connection is deaf, and takes a minute to notice. So it is after each flush that was cancelled, and
+    after each one that ran into nats-py's timeout because the broker was away.
+    """
+
+    async def _process_pong(self) -> None:
+        if self._pongs and self._pongs[0].done():
+            self._pongs[0] = asyncio.get_running_loop().create_future()
+        await super()._process_pong()
+
+
 class Connection:
     """One of a process's two connections."""
 
@@ -52,19 +64,27 @@ class Connection:
         label: str,
         on_lost: Callable[[], None],
         on_back: Callable[[], None],
+        on_closed: Callable[[str], None] = lambda reason: None,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        """`clock` spaces the warnings of an outage; None: the event loop's."""
+        """`on_closed` is told why, when the broker has closed the connection for good.
+
+        `clock` spaces the warnings of an outage; None: the event loop's.
+        """
         self._label = label
         self._clock = clock or asyncio.get_running_loop().time
         self._url = ""
         self._warned_at: float | None = None  # None: the broker was reached since
         self._on_lost = on_lost
         self._on_back = on_back
-        self._nc = Client()
+        self._on_closed = on_closed
+        self._nc = _Client()
         self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._denials: dict[str, set[asyncio.Future[None]]] = {}
-        self._refused = asyncio.Event()  # credentials were refused before the first connect
+        self._refused = (
+            asyncio.Event()
+        )  # credentials, or the broker's own, before the first connect
+        self._distrust = ""  # why the broker itself was refused
         self._opened = False
         self._closing = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -72,16 +92,18 @@ class Connection:
     async def open(self, settings: BrokerSettings, user: str, inbox_prefix: str) -> None:
         """Connect, waiting for the broker to appear.
 
-        Raises: BrokerError when the broker refuses the credentials.
+        Raises: BrokerError when the broker refuses the credentials, or does not prove who it is; SettingsError.
         """
+        context = tls.context_of(settings)
         self._opened = True
-        self._url = _USERINFO.sub("//", settings.url)
+        self._url = settings.shown_url
         connecting = asyncio.create_task(
             self._nc.connect(
                 servers=[url.strip() for url in settings.url.split(",")],
                 name=self._label,
                 user=user or None,
                 password=settings.password or None,
+                tls=context,
                 inbox_prefix=inbox_prefix,
                 max_reconnect_attempts=-1,
                 reconnect_time_wait=RECONNECT_WAIT_S,  # type: ignore[arg-type]  # fractions work
@@ -97,13 +119,15 @@ class Connection:
         try:
             await asyncio.wait({connecting, refused}, return_when=asyncio.FIRST_COMPLETED)
             if not connecting.done():
+                if self._distrust:
+                    raise BrokerError(f"{self._url} is not trusted: {self._distrust}")
                 raise BrokerError(
-                    f"{settings.url} refuses user {user or '(none)'!r}: set broker.user and broker.password"
+                    f"{self._url} refuses user {user or '(none)'!r}: set broker.user and broker.password"
                 )
             await connecting
             self._warned_at = None
         except (errors.Error, OSError, ValueError) as error:
-            raise BrokerError(f"cannot connect to {settings.url}: {error}") from error
+            raise BrokerError(f"cannot connect to {self._url}: {error}") from error
         finally:
             refused.cancel()
             while (
@@ -127,6 +151,10 @@ class Connection:
     def max_payload(self) -> int:
         """The broker's limit for one message, in bytes."""
         return self._nc.max_payload
+
+    def new_inbox(self) -> str:
+        """Return a subject on which nobody else listens."""
+        return self._nc.new_inbox()
 
     async def publish(
         self,
@@ -377,12 +405,15 @@ class Connection:
                     denied.set_result(None)
         elif "authorization violation" in text.lower():
             self._refused.set()
+        elif distrust := tls.trouble_of(error):
+            self._distrust = distrust
+            self._refused.set()
         if isinstance(error, errors.SlowConsumerError):
             logger.error(
                 "messages dropped: this process is too slow",
                 extra={"action": "slow_consumer", "subject": error.subject},
             )
-        elif isinstance(error, OSError) and not self._nc.is_connected:
+        elif isinstance(error, (OSError, errors.Error)) and not self._nc.is_connected:
             self._unreachable(text)
         elif isinstance(error, (errors.Error, OSError)):
             logger.warning(
@@ -427,11 +458,7 @@ class Connection:
 
     async def _closed(self) -> None:
         if not self._closing:
-            logger.error(
-                "the broker closed the connection for good: %s",
-                self._nc.last_error,
-                extra={"action": "connection_closed", "connection": self._label},
-            )
+            self._on_closed(_text(self._nc.last_error or errors.ConnectionClosedError()))
 
 
 def _text(error: Exception) -> str:

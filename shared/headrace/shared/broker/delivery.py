@@ -38,12 +38,14 @@ class Delivery:
 
     __slots__ = (
         "_ack_wait_s",
-        "_reply",
         "_settler",
         "headers",
         "num_delivered",
         "payload",
         "published",
+        "reply",
+        "sequence",
+        "stream",
         "subject",
     )
 
@@ -61,26 +63,28 @@ class Delivery:
         self.payload = payload
         self.headers = headers
         self.num_delivered = metadata.num_delivered  #: 1 the first time
+        self.stream = metadata.stream  #: with the next one the name of the message, for ever
+        self.sequence = metadata.sequence.stream
         self.published = metadata.timestamp.timestamp()  #: when the broker stored it (Unix seconds)
-        self._reply = message.reply
+        self.reply = message.reply  #: its ack subject; another process may give it back there
         self._settler = settler
         self._ack_wait_s = ack_wait_s
 
     async def ack(self) -> None:
         """Remove the message from its queue; the broker has done so when this returns. Raises: BrokerError."""
-        await self._settler.settle(self._reply, ACK)
+        await self._settler.settle(self.reply, ACK)
 
     async def term(self, reason: str) -> None:
         """Remove the message because nobody will ever be able to work it off. Raises: BrokerError."""
-        await self._settler.settle(self._reply, f"{TERM.decode()} {reason}".encode())
+        await self._settler.settle(self.reply, f"{TERM.decode()} {reason}".encode())
 
     async def nak(self, delay_s: float = 0) -> None:
         """Give the message back, to be taken again after `delay_s` seconds. Raises: BrokerError."""
-        await self._settler.signal(self._reply, nak_payload(delay_s))
+        await self._settler.signal(self.reply, nak_payload(delay_s))
 
     async def in_progress(self) -> None:
         """Start `ack_wait` anew. Raises: BrokerError."""
-        await self._settler.signal(self._reply, IN_PROGRESS)
+        await self._settler.signal(self.reply, IN_PROGRESS)
 
     @contextlib.asynccontextmanager
     async def keep_alive(self) -> AsyncIterator[None]:

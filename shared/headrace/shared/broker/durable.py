@@ -51,13 +51,13 @@ class DurablePublisher:
         payload: bytes,
         headers: Mapping[str, str],
         *,
-        expect_new_subject: bool,
+        expect_last: int | None,
     ) -> bool:
         """Store one message; `headers` carry its ID. Returns and raises as `Broker.publish_durable`."""
         nonce = uuid.uuid4().hex
         all_headers = {**headers, _NONCE: nonce}
-        if expect_new_subject:
-            all_headers[_EXPECT_LAST] = "0"
+        if expect_last is not None:
+            all_headers[_EXPECT_LAST] = str(expect_last)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._timeout_s
         maybe_stored = False  # an earlier try went unanswered
@@ -84,7 +84,7 @@ class DurablePublisher:
         ack: dict[str, Any] = msgspec.json.decode(message.data)
         if "error" not in ack and not ack.get("duplicate"):
             return True
-        if "error" in ack and not _says_taken(ack["error"], expect_new_subject):
+        if "error" in ack and not _says_taken(ack["error"], expect_last):
             raise _publish_error(subject, ack["error"])
         return maybe_stored and await self._is_ours(stream, subject, ack.get("seq"), nonce)
 
@@ -100,8 +100,8 @@ class DurablePublisher:
         return message is not None and (message.headers or {}).get(_NONCE) == nonce
 
 
-def _says_taken(error: Mapping[str, Any], expect_new_subject: bool) -> bool:
-    if not expect_new_subject:
+def _says_taken(error: Mapping[str, Any], expect_last: int | None) -> bool:
+    if expect_last is None:
         return False
     if error.get("err_code") in _WRONG_LAST_SEQUENCE:
         return True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+
 import msgspec
 from nats.aio.msg import Msg
 
@@ -24,6 +26,21 @@ async def read_subject(
     Raises: BrokerError.
     """
     found: list[Msg] = []
+    async for messages in read_batches(connection, stream, subject, first_seq=first_seq):
+        found.extend(messages)
+    return found
+
+
+async def read_batches(
+    connection: Connection,
+    stream: str,
+    subject: str,
+    *,
+    first_seq: int = 0,
+    batch: int = BATCH,
+    max_bytes: int = BATCH_BYTES,
+) -> AsyncGenerator[list[Msg]]:
+    """Yield a subject's messages, so many at a time, in the order in which they were stored. Raises: BrokerError."""
     next_seq = max(first_seq, 1)
     while True:
         messages = await connection.collect(
@@ -32,22 +49,23 @@ async def read_subject(
                 {
                     "seq": next_seq,
                     "next_by_subj": subject,
-                    "batch": BATCH,
-                    "max_bytes": BATCH_BYTES,
+                    "batch": batch,
+                    "max_bytes": max_bytes,
                 }
             ),
             timeout_s=BATCH_TIMEOUT_S,
             is_last=lambda message: status_of(message) is not None,
         )
         end = messages.pop()
-        found.extend(messages)
+        if messages:
+            yield messages
         status = status_of(end)
         if status in ("404", "503"):  # no message from there on; no such stream
-            return found
+            return
         if status != "204":
             raise BrokerError(f"reading {subject} from {stream}: {description_of(end)}")
         if not messages or int((end.headers or {}).get(_PENDING, "0")) == 0:
-            return found
+            return
         next_seq = int((messages[-1].headers or {})[SEQUENCE]) + 1
 
 

@@ -17,17 +17,22 @@ from headrace.shared.broker.connection import Connection, DeniedError
 from headrace.shared.broker.work_queue import WorkQueue
 from headrace.shared.errors import BrokerError
 from headrace.shared.settings import BrokerSettings
-from headrace.shared.subjects import ROOT, Lane, Role, req_filter
-from headrace.shared.subjects import job as job_subject
+from headrace.shared.subjects import ROOT, Lane, Role, job_filter, req_filter
 
 logger = logging.getLogger(__name__)
 
 API_TIMEOUT_S = 5.0
+INFO_TIMEOUT_S = 1.0  # a stream without a leader never answers: it is asked again
+CONSUMER_TIMEOUT_S = 2.0
 DAY_S = 86_400
 KEPT_IN_A_QUEUE_S = 7 * DAY_S  # how long a file queue's large payloads stay readable
 BLOB_S = 600  # of a blob that no stream's message points to
 
-_STREAM_NOT_FOUND = 10059
+CLIENT = (
+    "client"  # the role of another service: it declares nothing, and reads its own subjects alone
+)
+
+STREAM_NOT_FOUND = 10059
 _STREAM_NAME_IN_USE = 10058
 
 MIB = 2**20
@@ -97,7 +102,6 @@ def streams(max_queued_per_subject: int) -> tuple[Stream, ...]:
             name="HR_REQ_RT",
             subjects=(req_filter("*", rt),),
             roles=_roles(gateway, render),
-            memory=True,
             work_queue=True,
             discard_new=True,
             max_bytes=512 * MIB,
@@ -113,9 +117,8 @@ def streams(max_queued_per_subject: int) -> tuple[Stream, ...]:
         ),
         Stream(
             name="HR_JOB_RT",
-            subjects=(job_subject("*", rt),),
+            subjects=(job_filter("*", rt),),
             roles=_roles(render, decode),
-            memory=True,
             work_queue=True,
             discard_new=True,
             max_bytes=512 * MIB,
@@ -123,7 +126,7 @@ def streams(max_queued_per_subject: int) -> tuple[Stream, ...]:
         ),
         Stream(
             name="HR_JOB",
-            subjects=(job_subject("*", std), job_subject("*", bulk)),
+            subjects=(job_filter("*", std), job_filter("*", bulk)),
             roles=_roles(render, decode),
             work_queue=True,
             discard_new=True,
@@ -156,10 +159,26 @@ def streams(max_queued_per_subject: int) -> tuple[Stream, ...]:
             max_age_s=3 * DAY_S,
         ),
         Stream(
+            name="HR_CANCEL",
+            subjects=(f"{ROOT}.ctl.cancel.*.*",),
+            roles=_roles(*Role),
+            memory=True,
+            max_msgs_per_subject=1,
+            max_age_s=DAY_S,
+            max_bytes=16 * MIB,
+        ),
+        Stream(
             name="HR_DLQ",
             subjects=(f"{ROOT}.dlq.>",),
             roles=_roles(render, pf, decode, derender),
             max_age_s=14 * DAY_S,
+        ),
+        Stream(
+            name="HR_RETURNED",
+            subjects=(f"{ROOT}.returned.*.*",),
+            roles=_roles(render, pf, decode),
+            max_msgs_per_subject=1,
+            max_age_s=KEPT_IN_A_QUEUE_S,
         ),
         Stream(
             name=BLOB_STREAM,
@@ -180,12 +199,14 @@ class ApiError(BrokerError):
         self.err_code = err_code
 
 
-async def api(connection: Connection, name: str, body: Any = None) -> dict[str, Any]:
+async def api(
+    connection: Connection, name: str, body: Any = None, *, timeout_s: float = API_TIMEOUT_S
+) -> dict[str, Any]:
     """Call `$JS.API.<name>`. Raises: ApiError, or BrokerError when there is no answer."""
     message = await connection.request(
         f"$JS.API.{name}",
         b"" if body is None else msgspec.json.encode(body),
-        timeout_s=API_TIMEOUT_S,
+        timeout_s=timeout_s,
     )
     answer: dict[str, Any] = msgspec.json.decode(message.data)
     if error := answer.get("error"):
@@ -203,6 +224,7 @@ class Topology:
         self._streams = streams(settings.max_queued_per_subject)
         # With users, the broker's permissions hold each role to its own streams (nats-server.conf).
         self._only = Role(role) if settings.password and role in set(Role) else None
+        self._declares = role != CLIENT
 
     def stream_of(self, subject: str) -> Stream | None:
         """Return the stream that captures a subject, or None."""
@@ -212,6 +234,8 @@ class Topology:
 
     async def declare_streams(self, connection: Connection) -> None:
         """Make the streams as they should be. Raises: BrokerError."""
+        if not self._declares:
+            return
         await asyncio.gather(
             *(
                 self._declare_stream(connection, stream)
@@ -224,7 +248,7 @@ class Topology:
         """Make the consumers of one model and contract as they should be. Raises: BrokerError."""
         await asyncio.gather(
             *(
-                self._declare_consumer(connection, queue)
+                self.declare_consumer(connection, queue)
                 for queue in WorkQueue.of_model(slug, pool)
                 if self._only is None or self._only is queue.role
             )
@@ -267,19 +291,23 @@ class Topology:
 
     async def _stream_config(self, connection: Connection, name: str) -> dict[str, Any] | None:
         try:
-            config: dict[str, Any] = (await api(connection, f"STREAM.INFO.{name}"))["config"]
+            config: dict[str, Any] = (
+                await api(connection, f"STREAM.INFO.{name}", timeout_s=INFO_TIMEOUT_S)
+            )["config"]
         except ApiError as error:
-            if error.err_code != _STREAM_NOT_FOUND:
+            if error.err_code != STREAM_NOT_FOUND:
                 raise
             return None
         return config
 
-    async def _declare_consumer(self, connection: Connection, queue: WorkQueue) -> None:
+    async def declare_consumer(self, connection: Connection, queue: WorkQueue) -> None:
+        """Make one consumer as it should be. Raises: BrokerError."""
         # Without an "action" the broker creates it, or updates what may be updated.
         await api(
             connection,
             f"CONSUMER.CREATE.{queue.stream}.{queue.consumer}.{queue.filter_subject}",
             {"stream_name": queue.stream, "config": queue.config(self._replicas)},
+            timeout_s=CONSUMER_TIMEOUT_S,
         )
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.shared.subjects import Lane, Role, prefill, req_filter
-from headrace.shared.subjects import job as job_subject
+from headrace.shared.subjects import Lane, Role, job_filter, prefill, prefill_worker, req_filter
 
 UNUSED_CONSUMER_S = 7 * 86_400
+UNUSED_WORKER_S = 60  # a worker's own queue goes soon after the worker
+LAST_RESORT_GROUP = "takes"
+"""The name that a consumer's takes of two priorities share; the broker wants one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,10 @@ class WorkQueue:
     filter_subject: str
     ack_wait_s: float
     role: Role
+    unused_s: int = (
+        UNUSED_CONSUMER_S  #: the broker drops a consumer that nobody takes from for so long
+    )
+    with_last_resort: bool = False  #: a take may stand behind all others (`Broker.take`)
 
     @classmethod
     def req(cls, slug: str, lane: Lane) -> WorkQueue:
@@ -28,25 +34,40 @@ class WorkQueue:
             "HR_REQ_RT" if lane is Lane.RT else "HR_REQ",
             f"{slug}_{lane}",
             req_filter(slug, lane),
-            10.0 if lane is Lane.RT else 30.0,
+            # A killed render worker costs a person so long. Rendered twice, it is one job all the same.
+            1.5 if lane is Lane.RT else 30.0,
             Role.RENDER,
         )
 
     @classmethod
     def job(cls, pool: str, lane: Lane) -> WorkQueue:
-        """Rendered jobs of one contract, for decode."""
+        """Rendered jobs of one contract, of every tenant, for decode."""
         return cls(
             "HR_JOB_RT" if lane is Lane.RT else "HR_JOB",
             f"{pool}_{lane}",
-            job_subject(pool, lane),
+            job_filter(pool, lane),
             10.0 if lane is Lane.RT else 30.0,
             Role.DECODE,
+            # A worker that would have to preempt a job gets one only when no worker has a free slot.
+            with_last_resort=lane is Lane.RT,
         )
 
     @classmethod
     def prefill(cls, pool: str, lane: Lane) -> WorkQueue:
         """Prompts to compute under one contract, for prefill."""
         return cls("HR_PF", f"{pool}_{lane}", prefill(pool, lane), 10.0, Role.PREFILL)
+
+    @classmethod
+    def prefill_worker(cls, pool: str, instance: str) -> WorkQueue:
+        """Prompts that one prefill worker alone is asked to compute."""
+        return cls(
+            "HR_PF",
+            f"{pool}_{instance}",
+            prefill_worker(pool, instance),
+            10.0,
+            Role.PREFILL,
+            UNUSED_WORKER_S,
+        )
 
     @classmethod
     def of_model(cls, slug: str, pool: str) -> tuple[WorkQueue, ...]:
@@ -60,7 +81,9 @@ class WorkQueue:
 
     def config(self, replicas: int) -> dict[str, Any]:
         """Return the consumer as the broker's API takes it."""
+        priorities = {"priority_groups": [LAST_RESORT_GROUP], "priority_policy": "prioritized"}
         return {
+            **(priorities if self.with_last_resort else {}),
             "durable_name": self.consumer,
             "name": self.consumer,
             "filter_subject": self.filter_subject,
@@ -75,5 +98,5 @@ class WorkQueue:
             "num_replicas": replicas,
             # Each contract has consumers of its own, and a new one comes with each new setting. What waits in a
             # stream whose consumer is gone is taken by the next worker that declares it.
-            "inactive_threshold": UNUSED_CONSUMER_S * 10**9,
+            "inactive_threshold": self.unused_s * 10**9,
         }

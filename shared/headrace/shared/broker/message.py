@@ -1,0 +1,16 @@
+"""One message, as whoever subscribed to it or reads it back has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """One message, with its payload whole, however it was carried."""
+
+    subject: str
+    payload: bytes
+    headers: Mapping[str, str]  #: none is an empty mapping
+    reply: str  #: where an answer goes; empty: none is awaited

@@ -1,0 +1,108 @@
+"""The broker ends a connection in a way that no reconnect mends: the process ends, and is no zombie."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from headrace.gateway.service import Gateway
+from headrace.shared.broker import Broker
+from headrace.shared.errors import BrokerError
+from headrace.shared.nats_server import NatsServer
+from headrace.shared.settings import BrokerSettings, GatewaySettings, Settings
+from headrace.shared.subjects import Role, out
+from headrace.shared.worker import joined
+
+CLOSED = "closed the connection for good"
+
+
+class LockedServer(NatsServer):
+    """A server whose one user can be thrown out."""
+
+    def __init__(self, folder: Path) -> None:
+        self._users = folder / "users.conf"
+        self._store = folder / "jetstream"
+        super().__init__(folder, config=self._users)
+        self._write("right")
+
+    def revoke(self) -> None:
+        """Change the password under the connected clients."""
+        self._write("other")
+        self.reload()
+
+    def _write(self, password: str) -> None:
+        self._users.write_text(
+            f"authorization {{ users: [{{ user: a, password: {password} }}] }}\n"
+            f"jetstream {{ store_dir: {json.dumps(str(self._store))} }}\n"
+        )
+
+
+@pytest_asyncio.fixture
+async def server(tmp_path: Path) -> AsyncIterator[LockedServer]:
+    server = LockedServer(tmp_path)
+    await server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def settings(server: LockedServer) -> Settings:
+    return Settings(
+        broker=BrokerSettings(url=server.url, user="a", password="right"),
+        gateway=GatewaySettings(port=0),
+    )
+
+
+async def test_a_worker_ends_with_an_error_and_its_work_is_cancelled(
+    server: LockedServer, settings: Settings
+) -> None:
+    ends: list[str] = []
+
+    async def work() -> None:
+        async with joined(
+            settings, Role.RENDER, model="m", contract="c", slots=1, stop=asyncio.Event()
+        ):
+            server.revoke()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                ends.append("cancelled")
+                raise
+
+    with pytest.raises(BrokerError, match=CLOSED):
+        await work()
+    assert ends == ["cancelled"]
+
+
+async def test_what_waits_for_the_broker_learns_it_at_once(
+    server: LockedServer, settings: Settings
+) -> None:
+    patient = Settings(
+        broker=BrokerSettings(url=server.url, user="a", password="right", publish_timeout_s=3600.0)
+    )
+    broker = await Broker.connect(patient.broker, role=Role.RENDER, name="render-1")
+    server.revoke()
+    with pytest.raises(BrokerError, match=CLOSED):
+        await broker.closed_for_good()
+    assert not broker.is_connected
+    with pytest.raises(BrokerError, match=CLOSED):
+        await broker.publish_durable(out("acme", "r1"), b"", message_id="1")
+    await broker.close()
+
+
+async def test_a_gateway_ends_with_an_error(server: LockedServer, settings: Settings) -> None:
+    port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    gateway = Gateway(settings, instance="gateway-test")
+    serving = asyncio.create_task(gateway.run(asyncio.Event(), on_listening=port.set_result))
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{await port}") as client:
+        while "broker" in (await client.get("/ready")).json()["status"]:
+            continue
+        server.revoke()
+        with pytest.raises(BrokerError, match=CLOSED):
+            await serving
