@@ -6,6 +6,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from headrace.shared import subjects, wire
@@ -23,18 +24,29 @@ _MAX_REMEMBERED = 10_000
 class Cancels:
     """Remembers the latest cancels, and calls back whoever runs a cancelled request.
 
-    A cancel may come before its request is taken from a queue; so the latest 10,000 are remembered.
+    A cancel may come before its request is taken from a queue, and before this process has started: so the latest
+    10,000 are remembered, here and by the broker.
     """
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self._now = now
         self._reasons: OrderedDict[tuple[str, str], tuple[str, float]] = OrderedDict()
-        self._callbacks: dict[tuple[str, str], Callable[[str], None]] = {}
+        self._callbacks: dict[tuple[str, str], list[Callable[[str], None]]] = {}
         self._subscription: Subscription | None = None
 
     async def start(self, broker: Broker) -> None:
-        """Subscribe; registered at the broker when this returns."""
+        """Listen, and read what was cancelled before; what is missed without a broker is read when it is back.
+
+        Raises: BrokerError.
+        """
         self._subscription = await broker.subscribe(subjects.cancel_all(), self._on_cancel)
+
+        async def catch_up() -> None:
+            for received in await broker.stored_on(subjects.cancel_all()):
+                self._on_cancel(received)
+
+        broker.on_reconnect(catch_up)
+        await catch_up()
 
     def reason(self, tenant: str, request_id: str, accepted: float | None) -> str | None:
         """Return why the request that was accepted then (Unix seconds) was cancelled. None: it was not.
@@ -46,11 +58,15 @@ class Cancels:
 
     def watch(self, tenant: str, request_id: str, callback: Callable[[str], None]) -> None:
         """Call `callback(reason)` once when the request is cancelled."""
-        self._callbacks[tenant, request_id] = callback
+        self._callbacks.setdefault((tenant, request_id), []).append(callback)
 
-    def unwatch(self, tenant: str, request_id: str) -> None:
-        """Forget the callback."""
-        self._callbacks.pop((tenant, request_id), None)
+    def unwatch(self, tenant: str, request_id: str, callback: Callable[[str], None]) -> None:
+        """Forget this callback; another part of the same request may have one of its own."""
+        callbacks = self._callbacks.get((tenant, request_id), [])
+        if callback in callbacks:
+            callbacks.remove(callback)
+        if not callbacks:
+            self._callbacks.pop((tenant, request_id), None)
 
     def _on_cancel(self, received: Received) -> None:
         try:
@@ -64,10 +80,14 @@ class Cancels:
                 "cancel for another tenant's request refused", extra={"action": "cancel_foreign"}
             )
             return
-        self._reasons[key] = (cancel.reason, self._now())
+        self._reasons[key] = (cancel.reason, self._time_of(received))
         self._reasons.move_to_end(key)
         while len(self._reasons) > _MAX_REMEMBERED:
             self._reasons.popitem(last=False)
-        callback = self._callbacks.pop(key, None)
-        if callback is not None:
+        for callback in self._callbacks.pop(key, []):
             callback(cancel.reason)
+
+    def _time_of(self, received: Received) -> float:
+        """Return when it was cancelled: now, or when the broker stored what is read back."""
+        stored = received.headers.get("Nats-Time-Stamp")
+        return self._now() if stored is None else datetime.fromisoformat(stored).timestamp()

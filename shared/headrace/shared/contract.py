@@ -152,6 +152,7 @@ def _model(settings: Settings) -> dict[str, Any]:
         "reasoning_parser": model.reasoning_parser,
         "tool_call_parser": model.tool_call_parser,
         "enable_auto_tool_choice": model.enable_auto_tool_choice,
+        "tool_strict_level": model.tool_strict_level,
     }
 
 

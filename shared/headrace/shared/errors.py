@@ -8,6 +8,7 @@ HeadraceError
 │   ├── QueueFullError       429: the queue is full; try again after `retry_after_s`
 │   ├── CancelledRequestError 499: cancelled by its caller
 │   ├── EngineRequestError   500: the engine failed this request
+│   ├── AnswerLostError      500: parts of the answer were lost and cannot be had again
 │   ├── NoWorkerError        503: no live worker for a stage
 │   └── ExpiredError         504: past its deadline
 ├── WireError                a message that this version cannot read; the message is refused, the worker goes on
@@ -18,6 +19,7 @@ HeadraceError
 ├── BrokerError              the broker refused or did not answer
 ├── StoppedError             the process was stopped before it could begin
 ├── EngineDeadError          the engine is gone; the worker must end and be restarted
+│   └── EngineStuckError     it is there, and makes no step while requests are in it
 └── SettingsError            a setting is wrong; startup stops
 """
 
@@ -96,6 +98,13 @@ class EngineRequestError(RequestError):
     retryable = True
 
 
+class AnswerLostError(RequestError):
+    """Parts of the answer were lost and cannot be had again."""
+
+    code = "answer_lost"
+    retryable = True
+
+
 class NoWorkerError(RequestError):
     """No live worker serves a stage that this request needs."""
 
@@ -147,6 +156,10 @@ class StoppedError(HeadraceError):
 
 class EngineDeadError(HeadraceError):
     """The engine is gone: every request in it failed, and the worker must end and be restarted."""
+
+
+class EngineStuckError(EngineDeadError):
+    """The engine makes no step while requests are in it: nothing that it was given will ever end."""
 
 
 class SettingsError(HeadraceError):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine, Iterable, Sequence, Set
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from headrace.shared.broker import Broker, Delivery, WorkQueue
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 LINGER_S = 5.0
 SHORT_LINGER_S = 0.25
 _SWEEP = "sweep"
+_LAST_RESORT = "last resort"
 
 
 class Slots:
@@ -31,10 +32,26 @@ class Slots:
         self.free += count
         self._changed.set()
 
+    def notify(self) -> None:
+        """Wake who waits for a change, for another reason."""
+        self._changed.set()
+
     async def changed(self) -> None:
-        """Return when slots were given back since the last call."""
+        """Return when slots were given back since the last call, or somebody notified."""
         await self._changed.wait()
         self._changed.clear()
+
+
+class Preemption(Protocol):
+    """Makes room for what is urgent."""
+
+    def is_possible(self) -> bool:
+        """Whether something runs that may be given back."""
+        ...
+
+    def preempt(self) -> None:
+        """Give something back, if that is possible still; its slots come free a moment later."""
+        ...
 
 
 class Intake:
@@ -42,7 +59,8 @@ class Intake:
 
     `handle` owns the delivery: it acks, naks or terminates it, and lets only errors escape that must end
     the process. `is_open` may close the intake while, say, the KV cache is full. `on_stop` is called once
-    nothing more is taken, while what was taken still runs.
+    nothing more is taken, while what was taken still runs. With a `preemption`, the first queue is also
+    taken from while no slot is free.
     """
 
     def __init__(
@@ -54,6 +72,7 @@ class Intake:
         *,
         is_open: Callable[[], bool] = lambda: True,
         on_stop: Callable[[], Coroutine[Any, Any, None]],
+        preemption: Preemption | None = None,
     ) -> None:
         self._broker = broker
         self._queues = tuple(queues)
@@ -61,6 +80,8 @@ class Intake:
         self._handle = handle
         self._is_open = is_open
         self._on_stop = on_stop
+        self._preemption = preemption
+        self._empty: set[str] = set()  # consumers whose last take got nothing
         self._takes: set[asyncio.Task[Delivery | None]] = set()
         self._jobs: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
@@ -77,7 +98,7 @@ class Intake:
                 self._refill()
                 await asyncio.wait(
                     {stopping, changed, *self._takes},
-                    timeout=None if self._takes else SHORT_LINGER_S,
+                    timeout=None if self._takes and self._slots.free > 0 else SHORT_LINGER_S,
                     return_when=asyncio.FIRST_COMPLETED,
                 )
                 self._raise_failure()
@@ -99,26 +120,56 @@ class Intake:
             raise self._failure
 
     def _refill(self) -> None:
-        """Keep one waiting take a queue while there are slots for all of them.
+        """Keep as many takes waiting as there are slots for, the higher lanes first."""
+        if not self._is_open() or self._slots.free <= 0:
+            self._only_urgent()
+        elif self._slots.free >= len(self._queues):
+            self._one_a_queue()
+        else:
+            self._one_in_all()
 
-        With fewer slots than queues, a take that waits on a lower lane could hold the slot that a higher
-        lane needs; then the queues are asked in turn, and only the first is waited for, shortly.
+    def _one_a_queue(self) -> None:
+        """Keep a take waiting on each queue, but on a lower lane only while the higher ones are empty.
+
+        A queue that has just given something may have more: it is asked again, before a lower one is.
         """
-        if self._slots.free <= 0 or not self._is_open():
-            for take in self._takes:
-                take.cancel()
-            return
+        self._keep_only({queue.consumer for queue in self._queues} | {_SWEEP})
         waiting = {take.get_name() for take in self._takes}
         if _SWEEP in waiting:
             return
-        if self._slots.free >= len(self._queues):
-            for queue in self._queues:
-                if queue.consumer not in waiting:
-                    self._take(self._broker.take(queue, wait_s=LINGER_S), queue.consumer)
-            return
-        for take in self._takes:
+        for queue in self._queues:
+            is_empty = queue.consumer in self._empty
+            if queue.consumer not in waiting:
+                wait_s = LINGER_S if is_empty else 0
+                self._take(self._broker.take(queue, wait_s=wait_s), queue.consumer)
+            if not is_empty:
+                return
+
+    def _one_in_all(self) -> None:
+        """With fewer slots than queues, ask the queues in turn, and wait for the first one only, shortly.
+
+        A take that waits on a lower lane could hold the slot that a higher lane needs.
+        """
+        self._keep_only({_SWEEP})
+        self._empty.clear()
+        if not self._takes:
+            self._take(self._sweep(), _SWEEP)
+
+    def _only_urgent(self) -> None:
+        """Without a slot, wait for what something that runs would be given back for, behind all other workers."""
+        may_preempt = (
+            self._is_open() and self._preemption is not None and self._preemption.is_possible()
+        )
+        self._keep_only({_LAST_RESORT} if may_preempt else set())
+        self._empty.clear()
+        if may_preempt and not self._takes:
+            take = self._broker.take(self._queues[0], wait_s=LINGER_S, is_last_resort=True)
+            self._take(take, _LAST_RESORT)
+
+    def _keep_only(self, names: Set[str]) -> None:
+        """Withdraw the takes that wait for something else; what one of them got already is worked off."""
+        for take in [take for take in self._takes if take.get_name() not in names]:
             take.cancel()
-        self._take(self._sweep(), _SWEEP)
 
     def _take(self, take: Coroutine[Any, Any, Delivery | None], name: str) -> None:
         self._takes.add(asyncio.create_task(take, name=name))
@@ -134,11 +185,16 @@ class Intake:
         if take.cancelled():
             return
         delivery = take.result()
-        if delivery is not None:
-            self._slots.take()
-            job = asyncio.create_task(self._handle(delivery))
-            self._jobs.add(job)
-            job.add_done_callback(self._finished)
+        if delivery is None:
+            self._empty.add(take.get_name())
+            return
+        self._empty.discard(take.get_name())
+        if self._slots.free <= 0 and self._preemption is not None:
+            self._preemption.preempt()
+        self._slots.take()
+        job = asyncio.create_task(self._handle(delivery))
+        self._jobs.add(job)
+        job.add_done_callback(self._finished)
 
     def _finished(self, job: asyncio.Task[None]) -> None:
         self._jobs.discard(job)
@@ -174,3 +230,14 @@ async def guarded(main: Coroutine[Any, Any, None], guard: Coroutine[Any, Any, No
         await work
     finally:
         await _cancel({work, watch})
+
+
+async def all_or_none(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run all to their end; the first error cancels the rest, waits for them, and is raised as it is."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -140,8 +140,14 @@ class Job(Message, frozen=True, tag="job.v1"):
     """The client's own priority within its lane: lower runs earlier."""
     traceparent: str | None = None
     """W3C trace context. None: not traced."""
+    reader: str | None = None
+    """The process that waits for the answer: an `rt` request ends when its heartbeat is gone. None: nobody says."""
+    is_own_id: bool = False
+    """Whether its caller chose `request_id`: the answer's `id` is then made of it, not of the body's `request_id`."""
     timings: Timings = Timings()
     """What render knows."""
+    reply_to: str | None = None
+    """Where the terminal is published once more: `reply.<tenant>.<token>`. None: nowhere. Set at submission."""
 
 
 class PrefillTask(Message, frozen=True, tag="prefill.v1"):
@@ -173,6 +179,24 @@ class PrefillTask(Message, frozen=True, tag="prefill.v1"):
     """vLLM's scheduling priority: lower runs earlier; the lane's part is in it."""
     prompt_logprobs: int | None = None
     """As in the job; the handoff must bring them. None: not asked for."""
+
+
+class PrefillStarted(Message, frozen=True, tag="started.v1"):
+    """The task was taken, and is being computed: prefill → decode, as a request. From then on decode watches it."""
+
+    task_id: str
+    """The task."""
+    request_id: str
+    """The request it is for."""
+    prefill_instance: str
+    """Who took it."""
+
+
+class PrefillNoted(Message, frozen=True, tag="noted.v1"):
+    """Decode has it: decode → prefill, as the reply to what prefill says of a task."""
+
+    wanted: bool
+    """False: nobody waits for this task any more, or another worker computes it."""
 
 
 class Handoff(Message, frozen=True, tag="handoff.v1"):
@@ -239,6 +263,12 @@ class OpenStream(Message, frozen=True, tag="open.v1"):
     """Prompt, parameters and body: all that the answer depends on."""
     epoch: int = 1
     """Which owner of the job sends: how often the job was delivered. Answers of two owners are never mixed."""
+    first_seq: int = 0
+    """Messages before this one were published for an earlier owner: made again, and not published. Set by decode."""
+    keeps_entries: bool = False
+    """Whether chunks carry their entries, so that the next owner can go on where this one ended. Set by decode."""
+    hand_back: str = ""
+    """Where the job is given back when this decode worker is lost: the ack subject of its delivery. Empty: nowhere."""
 
 
 class StreamOpened(Message, frozen=True, tag="opened.v1"):
@@ -323,6 +353,8 @@ class Resync(Message, frozen=True, tag="resync.v1"):
     """The stream."""
     index: int
     """How many entries arrived without a gap."""
+    derender_instance: str = ""
+    """Who asks: a worker that the stream has left is told so (`stream_gone.v1`). Empty: not said."""
 
 
 class StopChoice(Message, frozen=True, tag="stop.v1"):
@@ -350,6 +382,15 @@ class StreamUnknown(Message, frozen=True, tag="unknown_stream.v1"):
     """The stream."""
 
 
+class StreamGone(Message, frozen=True, tag="stream_gone.v1"):
+    """The stream is not with this derender worker any more, or has ended: decode → derender, which drops it."""
+
+    decode_instance: str
+    """Who."""
+    stream_id: int
+    """The stream."""
+
+
 class Ask(Message, frozen=True, tag="ask.v1"):
     """A question that one worker answers at once, without an engine: edge → one render or derender worker."""
 
@@ -363,6 +404,8 @@ class Ask(Message, frozen=True, tag="ask.v1"):
     """After this nobody waits for the answer (Unix seconds)."""
     body: bytes
     """The client's own JSON, untouched."""
+    is_own_id: bool = False
+    """As in the job."""
 
 
 class AskAnswer(Message, frozen=True, tag="answer.v1"):
@@ -397,7 +440,29 @@ class Chunk(Message, frozen=True, tag="chunk.v1"):
     chunks: tuple[bytes, ...]
     """OpenAI chunk objects as JSON, one an SSE event."""
     epoch: int = 1
-    """Whose answer it is a part of (`OpenStream.epoch`): the reader keeps to the epoch of the first one."""
+    """Whose answer it is a part of (`OpenStream.epoch`). It counts unless a later owner's takeover voids it."""
+    entries: tuple[Tokens, ...] = ()
+    """What was fed since the chunk before, in the same cuts, so that another owner can go on from here. Empty: it
+    could not (`OpenStream.keeps_entries`)."""
+
+
+class Takeover(Message, frozen=True, tag="takeover.v1"):
+    """A new owner answers from here on: decode → whoever reads the answer, and the workers that hold the request.
+
+    Chunks of older epochs count up to `seq`, and from there on none does, nor an older epoch's terminal, in
+    whatever order they come: the broker stores a takeover only behind the last message that its sender has read.
+    """
+
+    request_id: str
+    """The request."""
+    tenant: str
+    """Its tenant."""
+    epoch: int
+    """The new owner's."""
+    seq: int
+    """How many messages of this answer were there before, and count. 0: the answer starts anew."""
+    decode_instance: str
+    """The new owner."""
 
 
 class Terminal(Message, frozen=True, tag="terminal.v1"):
@@ -416,7 +481,7 @@ class Terminal(Message, frozen=True, tag="terminal.v1"):
     retry_after_s: float | None = None
     """When to try again. None: no advice."""
     epoch: int = 0
-    """Whose chunks went before (`OpenStream.epoch`). 0: none, or it does not matter to an error."""
+    """Whose end it is (`OpenStream.epoch`). 0: no owner's, and no takeover voids it."""
     timings: Timings = Timings()
     """Where the time went."""
 
@@ -448,12 +513,34 @@ class Heartbeat(Message, frozen=True, tag="heartbeat.v1"):
     """KV blocks not in use, leased ones counted as used."""
     num_external_cached_token_ids: int = 0
     """Decode: prompt token IDs that came over NIXL since its start."""
+    sent: float = 0.0
+    """When it was sent, by the worker's own clock (Unix seconds). 0: not said."""
     num_prefilled: int = 0
     """Prefill: prompts computed since its start. Decode: prompts computed locally."""
+    process: str = ""
+    """Where it runs, as `<host>:<process ID>`. Empty: unknown."""
 
 
 class RollCall(Message, frozen=True, tag="roll_call.v1"):
     """Asks every worker for a heartbeat at once: a newcomer → all workers."""
+
+
+class Ping(Message, frozen=True, tag="ping.v1"):
+    """Is this process there? A request: whoever watches it → one worker or gateway."""
+
+
+class Pong(Message, frozen=True, tag="pong.v1"):
+    """It is: a worker or gateway → whoever asked, as the reply."""
+
+    instance: str
+    """Who."""
+
+
+class Returned(Message, frozen=True, tag="returned.v1"):
+    """A queued message was given back unharmed: the worker that had it → those that get it next."""
+
+    num_returns: int
+    """How often, this time included."""
 
 
 class DeadLetter(Message, frozen=True, tag="dead_letter.v1"):

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import msgspec
 
 from headrace.shared.errors import SettingsError
+from headrace.shared.subjects import Lane
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
@@ -34,6 +35,7 @@ FAULTS_VARIABLE = "HEADRACE_FAKE_FAULTS"
 PASSWORD_SUFFIX = "_PASSWORD"
 
 _WHERE = re.compile(r"`\$\.(\w+)(?:\.(\w+))?")
+_USERINFO = re.compile(r"//[^/,@]*@")
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`")
 
 
@@ -61,6 +63,9 @@ class ModelSettings(_Section, frozen=True):
     reasoning_parser: str = ""  #: as vLLM's `--reasoning-parser`
     tool_call_parser: str = ""  #: as vLLM's `--tool-call-parser`
     enable_auto_tool_choice: bool = False  #: as vLLM's flag
+    tool_strict_level: Literal["auto", "function", "parameter"] = (
+        "auto"  #: as vLLM's `--tool-strict-level`
+    )
     default_chat_template_kwargs: dict[str, Any] = {}  #: as vLLM's flag
     trust_remote_code: bool = False  #: as vLLM's flag
 
@@ -71,11 +76,21 @@ class BrokerSettings(_Section, frozen=True):
     url: str = "nats://127.0.0.1:4222"  #: comma-separated for a cluster
     user: str = ""  #: empty: the role's own name where `password` is set, else none
     password: str = ""  #: empty: no authentication
+    tls_ca: str = (
+        ""  #: file of certificates that sign the broker's; empty: those that the system trusts
+    )
+    tls_cert: str = ""  #: file of this process's own certificate; empty: none
+    tls_key: str = ""  #: file of its key
     publish_timeout_s: Seconds = 5.0  #: for a publish ack
     max_queued_per_subject: Positive = (
         10_000  #: messages of one tenant, model and lane; more is 429
     )
     replicas: Positive = 1  #: of every stream, in a cluster
+
+    @property
+    def shown_url(self) -> str:
+        """The address as logs and errors may show it: without user and password."""
+        return _USERINFO.sub("//", self.url)
 
 
 class GatewaySettings(_Section, frozen=True):
@@ -84,10 +99,13 @@ class GatewaySettings(_Section, frozen=True):
     host: Address = "127.0.0.1"  #: address to listen on
     port: Port = 8000  #: 0: any free one
     max_body_bytes: Positive = 8 * 2**20  #: a larger request is 413
+    max_connections: Positive = 4096  #: of clients; one more is 503
     deadline_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = (
         600.0  #: of a request that names none
     )
     tenant: SubjectToken = "default"  #: of requests without an API key
+    api_keys_file: str = ""  #: whose each API key is; empty, and no `api_keys`: no key is needed
+    api_keys: str = ""  #: `KEY` or `TENANT:KEY`, comma-separated; empty: none beside the file's
     drain_timeout_s: Seconds = 120.0  #: at shutdown, for running requests
 
 
@@ -95,6 +113,19 @@ class RenderSettings(_Section, frozen=True):
     """Chat template and tokenizer."""
 
     slots: Positive = 16  #: requests rendered at once
+    deadline_rt_s: Seconds = 600.0  #: of an `rt` submission that names none
+    deadline_std_s: Seconds = 3_600.0  #: of a `std` one
+    deadline_bulk_s: Seconds = 86_400.0  #: of a `bulk` one
+    tenant_cache_salt: bool = True  #: keep the tenants' prefix-cache entries apart
+
+    @property
+    def deadlines_s(self) -> dict[Lane, float]:
+        """How long a submission has that names no deadline, by its lane."""
+        return {
+            Lane.RT: self.deadline_rt_s,
+            Lane.STD: self.deadline_std_s,
+            Lane.BULK: self.deadline_bulk_s,
+        }
 
 
 class PrefillSettings(_Section, frozen=True):
@@ -105,6 +136,7 @@ class PrefillSettings(_Section, frozen=True):
         0.9  #: takes nothing above this share
     )
     drain_timeout_s: Seconds = 40.0  #: at shutdown, for handoffs to be pulled
+    engine_stuck_s: Seconds = 60.0  #: no step for so long with prompts in it: the engine is stuck
     engine: dict[str, Any] = {}  #: any argument of vLLM's `AsyncEngineArgs`
 
 
@@ -112,13 +144,16 @@ class DecodeSettings(_Section, frozen=True):
     """Generation; owns the job."""
 
     slots: Positive = 32  #: sequences in the engine at once
+    max_choices: Positive = 1_024  #: of all prompts of one request; render refuses more
     local_prefill_threshold: Annotated[float, msgspec.Meta(ge=0)] = (
         256  #: prompts with fewer uncached token IDs are prefilled here; 0: none, inf: all
     )
     prefill_timeout_s: Seconds = 120.0  #: for a handoff, from the task's publication
     handoff_margin_s: Seconds = 5.0  #: a handoff this close to its expiry is not pulled
+    pull_timeout_s: Seconds = 10.0  #: for a pull that has begun; prefill may hang
     max_attempts: Positive = 3  #: of one request, first try included
     drain_timeout_s: Seconds = 120.0  #: at shutdown, for running requests
+    engine_stuck_s: Seconds = 60.0  #: no step for so long with requests in it: the engine is stuck
     engine: dict[str, Any] = {}  #: any argument of vLLM's `AsyncEngineArgs`
 
 
@@ -159,6 +194,7 @@ class UpSettings(_Section, frozen=True):
     decode: Positive = 1  #: processes
     derender: NonNegative = 1  #: processes
     ready_timeout_s: Seconds = 600.0  #: for the whole stack
+    silent_s: Seconds = 30.0  #: a worker without a heartbeat for so long is killed
     nats_url: str = ""  #: an existing broker; empty: start one
     store_dir: str = ""  #: of the broker that is started; empty: `$HEADRACE_HOME/nats`
 
@@ -265,7 +301,7 @@ def _explain(text: str, values: Mapping[str, Any], sources: Mapping[str, str]) -
     kind = _types().get(key)
     if get_origin(kind) is Literal:
         parts.append(f"expected one of {', '.join(map(repr, get_args(kind)))}")
-    if name and not name.endswith("password"):
+    if name and not name.endswith(("password", "api_keys")):
         parts.append(f"got {values[section][name]!r}")
     return "; ".join(parts)
 

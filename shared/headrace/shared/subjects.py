@@ -98,14 +98,24 @@ def pool(slug: str, contract: str) -> str:
     return f"{slug}_{contract[:8]}"
 
 
-def job(pool: str, lane: Lane) -> str:
+def job(pool: str, tenant: str, lane: Lane) -> str:
     """Rendered jobs: render → a decode worker of the same contract."""
-    return f"{ROOT}.job.{pool}.{lane}"
+    return f"{ROOT}.job.{pool}.{check_token(tenant, 'tenant')}.{lane}"
+
+
+def job_filter(pool: str, lane: Lane) -> str:
+    """The jobs of one pool and lane, of every tenant."""
+    return f"{ROOT}.job.{pool}.*.{lane}"
 
 
 def prefill(pool: str, lane: Lane) -> str:
     """Prefill tasks: decode → any prefill worker of the same contract."""
     return f"{ROOT}.pf.{pool}.{lane}"
+
+
+def prefill_worker(pool: str, instance: str) -> str:
+    """Prefill tasks for one worker, after another one failed: decode → that prefill worker."""
+    return f"{ROOT}.pf.{pool}.{instance}"
 
 
 def kv(instance: str) -> str:
@@ -133,6 +143,11 @@ def res(tenant: str, request_id: str) -> str:
     return f"{ROOT}.res.{check_token(tenant, 'tenant')}.{check_token(request_id, 'request_id')}"
 
 
+def reply(tenant: str, token: str) -> str:
+    """The terminal once more, for whoever named this subject in the submission; `token` is the submitter's choice."""
+    return f"{ROOT}.reply.{check_token(tenant, 'tenant')}.{check_token(token, 'token')}"
+
+
 def ctl(instance: str) -> str:
     """Control messages for one decode worker: credits, resync, stop, done."""
     return f"{ROOT}.ctl.worker.{instance}"
@@ -155,6 +170,16 @@ def cancel_all() -> str:
     return f"{ROOT}.ctl.cancel.*.*"
 
 
+def takeover(tenant: str, request_id: str) -> str:
+    """A job has a new owner: decode → every decode and derender worker that may hold the request."""
+    return f"{ROOT}.ctl.takeover.{check_token(tenant, 'tenant')}.{check_token(request_id, 'request_id')}"
+
+
+def takeover_all() -> str:
+    """Every takeover; each worker heeds the ones of requests that it holds."""
+    return f"{ROOT}.ctl.takeover.*.*"
+
+
 def heartbeat(slug: str, role: Role, instance: str) -> str:
     """Heartbeats: every worker → whoever keeps a table of workers."""
     return f"{ROOT}.ctl.heartbeat.{slug}.{role}.{instance}"
@@ -170,9 +195,19 @@ def roll_call() -> str:
     return f"{ROOT}.ctl.roll_call"
 
 
+def ping(instance: str) -> str:
+    """Is this process there? Whoever watches it → one worker or gateway, which answers at once."""
+    return f"{ROOT}.ctl.ping.{instance}"
+
+
 def dead_letter(stage: Role, slug: str) -> str:
     """Messages that a stage could not read or gave up on: any stage → operators."""
     return f"{ROOT}.dlq.{stage}.{slug}"
+
+
+def returned(stream: str, sequence: int) -> str:
+    """How often a queued message came back unharmed: the worker that gives it back → its next ones."""
+    return f"{ROOT}.returned.{stream}.{sequence}"
 
 
 def blob(blob_id: str) -> str:

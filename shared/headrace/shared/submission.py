@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import get_args
 
-from headrace.shared.errors import MalformedMessageError
+from headrace.shared.deadlines import timeout_of_body
+from headrace.shared.errors import BadRequestError, MalformedMessageError
 from headrace.shared.messages import Endpoint
-from headrace.shared.subjects import Lane, check_token, parse_req, req
+from headrace.shared.subjects import Lane, check_token, parse_req, reply, req
 
 MESSAGE_ID = "Nats-Msg-Id"
 REQUEST_ID = "Hr-Request-Id"
@@ -21,6 +22,9 @@ ENDPOINT = "Hr-Endpoint"
 DEADLINE = "Hr-Deadline"
 ACCEPTED = "Hr-Accepted"
 TRACEPARENT = "traceparent"
+REPLY_TO = "Hr-Reply-To"
+OWN_ID = "Hr-Own-Id"
+READER = "Hr-Reader"
 
 DEFAULT_DEADLINE_S = {Lane.RT: 600.0, Lane.STD: 3_600.0, Lane.BULK: 86_400.0}
 
@@ -46,6 +50,9 @@ class Submission:
     accepted: float  #: when the edge accepted it (Unix seconds). Header `Hr-Accepted`
     body: bytes  #: the client's own JSON, untouched
     traceparent: str | None = None  #: W3C trace context. None: not traced
+    reply_to: str | None = None  #: where its end is told too. Header `Hr-Reply-To`. None: nowhere
+    is_own_id: bool = True  #: the caller chose `request_id`. Header `Hr-Own-Id`; `0`: the edge did
+    reader: str | None = None  #: who waits for the answer. Header `Hr-Reader`. None: nobody says
 
     @property
     def subject(self) -> str:
@@ -62,6 +69,12 @@ class Submission:
         }
         if self.traceparent is not None:
             headers[TRACEPARENT] = self.traceparent
+        if self.reply_to is not None:
+            headers[REPLY_TO] = self.reply_to
+        if self.reader is not None:
+            headers[READER] = self.reader
+        if not self.is_own_id:
+            headers[OWN_ID] = "0"
         return headers
 
     @property
@@ -71,11 +84,18 @@ class Submission:
 
     @classmethod
     def from_received(
-        cls, subject: str, headers: Mapping[str, str] | None, payload: bytes, now: float
+        cls,
+        subject: str,
+        headers: Mapping[str, str] | None,
+        payload: bytes,
+        now: float,
+        *,
+        default_deadline_s: Mapping[Lane, float] = DEFAULT_DEADLINE_S,
     ) -> Submission:
         """Return the submission in a message taken at `now` (Unix seconds).
 
-        Without headers it is a chat, accepted now, with its lane's `DEFAULT_DEADLINE_S`.
+        Without headers it is a chat, accepted now. Where no header names the deadline, the body's
+        `request_timeout` does, or else `default_deadline_s`.
         Raises: MalformedMessageError naming the subject or the header that is wrong.
         """
         tenant, slug, lane = parse_req(subject)
@@ -85,17 +105,43 @@ class Submission:
             raise MalformedMessageError(
                 f"{ENDPOINT} must be one of {', '.join(_ENDPOINTS)}, got {endpoint!r}"
             )
+        accepted = _time(headers, ACCEPTED, now)
+        reader = headers.get(READER)
         return cls(
             request_id=_request_id(headers),
             tenant=check_token(tenant, "tenant"),
             slug=check_token(slug, "model"),
             lane=lane,
             endpoint=_ENDPOINTS[endpoint],
-            deadline=_time(headers, DEADLINE, now + DEFAULT_DEADLINE_S[lane]),
-            accepted=_time(headers, ACCEPTED, now),
+            deadline=_deadline(headers, payload, accepted, default_deadline_s[lane]),
+            accepted=accepted,
             body=payload,
             traceparent=valid_traceparent(headers.get(TRACEPARENT)),
+            reply_to=check_reply_to(headers.get(REPLY_TO), tenant),
+            is_own_id=headers.get(OWN_ID) != "0",
+            reader=None if reader is None else check_token(reader, READER),
         )
+
+
+def check_reply_to(subject: str | None, tenant: str) -> str | None:
+    """Return where a terminal is to be published once more, if a tenant may listen there. None: nowhere.
+
+    Raises: MalformedMessageError naming the header; any other subject would be somebody else's.
+    """
+    if subject is None:
+        return None
+    token = check_token(subject.rpartition(".")[2], f"the last token of {REPLY_TO}")
+    if subject != reply(tenant, token):
+        raise MalformedMessageError(f"{REPLY_TO} must be {reply(tenant, 'TOKEN')}, got {subject!r}")
+    return subject
+
+
+def reply_to_of(headers: Mapping[str, str] | None, tenant: str) -> str | None:
+    """Return where the caller of a wrong submission wants to be told as well. None: nowhere, or it is wrong too."""
+    try:
+        return check_reply_to((headers or {}).get(REPLY_TO), tenant)
+    except MalformedMessageError:
+        return None
 
 
 def caller_of(subject: str, headers: Mapping[str, str] | None) -> tuple[str, Lane, str]:
@@ -114,6 +160,16 @@ def _request_id(headers: Mapping[str, str]) -> str:
     raise MalformedMessageError(
         f"a submission needs the header {MESSAGE_ID}, or {REQUEST_ID}: it is the request ID"
     )
+
+
+def _deadline(headers: Mapping[str, str], body: bytes, accepted: float, default_s: float) -> float:
+    if DEADLINE not in headers:
+        try:
+            in_body_s = timeout_of_body(body)
+        except BadRequestError as error:
+            raise MalformedMessageError(error.message) from None
+        default_s = default_s if in_body_s is None else in_body_s
+    return _time(headers, DEADLINE, accepted + default_s)
 
 
 def _time(headers: Mapping[str, str], name: str, default: float) -> float:

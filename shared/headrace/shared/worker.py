@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -25,8 +25,19 @@ from headrace.shared.errors import (
     StoppedError,
     WireError,
 )
-from headrace.shared.messages import DeadLetter, Heartbeat, Status, Terminal, Timings
+from headrace.shared.messages import (
+    Cancel,
+    DeadLetter,
+    Heartbeat,
+    Returned,
+    Status,
+    Terminal,
+    Timings,
+)
 from headrace.shared.openai_errors import error_body
+from headrace.shared.outbox import Outbox
+from headrace.shared.pulse import Pulse, answering_pings, ping_over
+from headrace.shared.readers import Readers
 from headrace.shared.settings import Settings
 from headrace.shared.subjects import Lane, Role
 from headrace.shared.workers import Beacon, WorkerTable
@@ -52,6 +63,9 @@ class Worker:
     broker: Broker
     table: WorkerTable
     cancels: Cancels
+    outbox: Outbox
+    pulse: Pulse
+    readers: Readers
     slots: int
     describe: Callable[[], dict[str, Any]] = dict
     state: State = "starting"
@@ -92,12 +106,31 @@ class Worker:
         if self._beacon is not None:
             await self._beacon.beat()
 
+    async def fail(self) -> None:
+        """Be seen at once as a worker that takes nothing, before what it holds is given back."""
+        await self._try_to_enter("draining")
+
     async def leave(self) -> None:
         """Say goodbye, so that nobody has to wait for this worker to fall silent."""
+        await self._try_to_enter("stopped")
+
+    async def _try_to_enter(self, state: State) -> None:
         try:
-            await self.enter("stopped")
+            await self.enter(state)
         except BrokerError as error:
-            logger.warning("goodbye not sent: %s", error, extra={"action": "goodbye_lost"})
+            logger.warning("%s not told: %s", state, error, extra={"action": "heartbeat_failed"})
+
+    async def cancel(self, tenant: str, request_id: str, reason: str) -> None:
+        """Stop a request wherever it is, here too; whoever calls does so again until it has ended."""
+        cancel = Cancel(request_id=request_id, tenant=tenant, reason=reason)
+        try:
+            await self.broker.publish(subjects.cancel(tenant, request_id), wire.encode(cancel))
+        except BrokerError as error:
+            logger.warning(
+                "cancel not published: %s",
+                error,
+                extra={"action": "cancel_failed", "request_id": request_id},
+            )
 
     async def dead_letter(self, delivery: Delivery, reason: str) -> None:
         """Keep a message that can't be worked off for a person to look at, and take it off its queue."""
@@ -134,14 +167,18 @@ class Worker:
 
         Raises: EngineDeadError, which ends the worker; what it held is delivered to another one.
         """
-        if delivery.num_delivered > MAX_DELIVERIES:
+        num_tries = await self._num_tries(delivery)
+        if num_tries > MAX_DELIVERIES:
             reason = f"delivered {MAX_DELIVERIES} times and never settled"
             await self._put_aside(delivery, give_up, reason)
             return
         try:
             await work(delivery)
-        except (EngineDeadError, asyncio.CancelledError):
+        except EngineDeadError:
             await self._give_back(delivery, HANDOVER_DELAY_S)
+            raise
+        except asyncio.CancelledError:
+            await self.hand_back(delivery, HANDOVER_DELAY_S)
             raise
         except BrokerError as error:
             logger.warning(
@@ -156,7 +193,7 @@ class Worker:
                 delivery.subject,
                 extra={"action": "unexpected_error", "subject": delivery.subject},
             )
-            if delivery.num_delivered < MAX_DELIVERIES:
+            if num_tries < MAX_DELIVERIES:
                 await self._give_back(delivery, REDELIVERY_DELAY_S)
                 return
             await self._put_aside(delivery, give_up, f"{type(error).__name__}: {error}")
@@ -178,6 +215,49 @@ class Worker:
             )
             await self._give_back(delivery, REDELIVERY_DELAY_S)
 
+    async def hand_back(self, delivery: Delivery, delay_s: float = 0.0) -> None:
+        """Give a message back with which nothing is wrong: that does not count as a failed delivery.
+
+        Without a broker it comes again after `ack_wait`, and counts.
+        """
+        try:
+            returned = Returned(num_returns=await self._num_returns(delivery) + 1)
+            await self.broker.publish_durable(
+                subjects.returned(delivery.stream, delivery.sequence),
+                wire.encode(returned),
+                message_id=f"{delivery.stream}.{delivery.sequence}.{delivery.num_delivered}",
+            )
+        except (BrokerError, RequestError, WireError) as error:
+            logger.warning(
+                "the return of a message on %s counts as a failed delivery: %s",
+                delivery.subject,
+                error,
+                extra={"action": "return_not_noted", "subject": delivery.subject},
+            )
+        await self._give_back(delivery, delay_s)
+
+    async def _num_tries(self, delivery: Delivery) -> int:
+        """Return how often the message was delivered, without the times that it came back unharmed."""
+        if delivery.num_delivered < MAX_DELIVERIES:
+            return delivery.num_delivered  # few enough, whatever they were
+        try:
+            return delivery.num_delivered - await self._num_returns(delivery)
+        except (BrokerError, WireError) as error:
+            logger.warning(
+                "nobody knows how often the message on %s failed: it is tried again: %s",
+                delivery.subject,
+                error,
+                extra={"action": "returns_unknown", "subject": delivery.subject},
+            )
+            return 1
+
+    async def _num_returns(self, delivery: Delivery) -> int:
+        """Return how often the message was given back unharmed. Raises: BrokerError, WireError."""
+        if delivery.num_delivered == 1:
+            return 0
+        noted = await self.broker.last(subjects.returned(delivery.stream, delivery.sequence))
+        return 0 if noted is None else wire.decode(noted.payload, Returned).num_returns
+
     async def _give_back(self, delivery: Delivery, delay_s: float) -> None:
         """Let a worker have the message again soon; without a broker it comes after `ack_wait`."""
         try:
@@ -190,24 +270,45 @@ class Worker:
                 extra={"action": "nak_failed", "subject": delivery.subject},
             )
 
-    async def publish_terminal(self, tenant: str, lane: Lane, terminal: Terminal) -> None:
+    async def publish_terminal(
+        self, tenant: str, lane: Lane, terminal: Terminal, *, reply_to: str | None = None
+    ) -> None:
         """End a request. Only the first terminal of a request counts; a later one is not published.
 
+        `reply_to` is told too, without an ack: whoever listens there may miss it, and read what was stored.
         Raises: BrokerError when the broker does not take it in time, PayloadTooLargeError, QueueFullError.
         """
         payload = wire.encode(terminal)
         name = f"{tenant}.{terminal.request_id}"
         if lane is not Lane.RT:
             subject = subjects.res(tenant, terminal.request_id)
+            # A message ID of its own: what is stored decides who was first, and an operator may have taken it out
+            # so that the request runs again; the broker would still remember an ID that all ends share.
             is_first = await self.broker.publish_durable(
-                subject, payload, message_id=f"{name}.result", expect_new_subject=True
+                subject, payload, message_id=f"{name}.result.{uuid.uuid4().hex}", expect_last=0
             )
-            if not is_first:
-                stored = await self.broker.last(subject)
-                payload = payload if stored is None else stored.payload
-        await self.broker.publish_durable(
-            subjects.out(tenant, terminal.request_id), payload, message_id=f"{name}.terminal"
+            if not is_first and (stored := await self.broker.last(subject)) is not None:
+                # It is the end, whoever took over since.
+                kept = wire.decode(stored.payload, Terminal)
+                payload = wire.encode(msgspec.structs.replace(kept, epoch=0))
+        await self.outbox.publish_durable(
+            subjects.out(tenant, terminal.request_id),
+            payload,
+            message_id=f"{name}.terminal.{terminal.epoch}",
         )
+        if reply_to is not None:
+            await self._reply(reply_to, payload)
+
+    async def _reply(self, subject: str, payload: bytes) -> None:
+        try:
+            await self.broker.publish(subject, payload)
+        except (BrokerError, RequestError) as error:  # the request has its end all the same
+            logger.warning(
+                "not told on %s: %s",
+                subject,
+                error,
+                extra={"action": "reply_failed", "subject": subject},
+            )
 
 
 def status_of(error: RequestError) -> Status:
@@ -218,9 +319,14 @@ def status_of(error: RequestError) -> Status:
 
 
 def terminal_of(
-    request_id: str, error: RequestError, *, seq: int = 0, timings: Timings | None = None
+    request_id: str,
+    error: RequestError,
+    *,
+    seq: int = 0,
+    epoch: int = 0,
+    timings: Timings | None = None,
 ) -> Terminal:
-    """Return the terminal of a request that failed after `seq` messages of its answer."""
+    """Return the terminal of a request that failed after `seq` messages of its answer, as its `epoch`-th owner's."""
     return Terminal(
         request_id=request_id,
         seq=seq,
@@ -228,8 +334,32 @@ def terminal_of(
         http_status=error.http_status,
         body=error_body(error),
         retry_after_s=1.0 if error.retryable else None,
+        epoch=epoch,
         timings=timings or Timings(),
     )
+
+
+@asynccontextmanager
+async def ended_by(watch: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run `watch` beside the block; what it raises cancels the block, and is raised in its place."""
+    block = asyncio.current_task()
+    assert block is not None
+    watching = asyncio.create_task(watch)
+
+    def has_failed() -> bool:
+        return watching.done() and not watching.cancelled() and watching.exception() is not None
+
+    watching.add_done_callback(lambda _: block.cancel() if has_failed() else None)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not has_failed():
+            raise
+        block.uncancel()
+        watching.result()
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
 
 
 async def _connected(settings: Settings, role: Role, instance: str, stop: asyncio.Event) -> Broker:
@@ -259,19 +389,26 @@ async def joined(
 ) -> AsyncIterator[Worker]:
     """Join the pipeline: connect, declare the model's queues, send heartbeats; leave it at the end.
 
-    Raises: StoppedError when `stop` is set before the broker was reached.
+    Raises: StoppedError when `stop` is set before the broker was reached, BrokerError when the broker
+    closes the connection for good: what runs in the block is cancelled then.
     """
     instance = f"{role}-{uuid.uuid4().hex[:8]}"
     broker = await _connected(settings, role, instance, stop)
     try:
+        pulse = Pulse(ping_over(broker), on_lost=lambda peer: table.forget(peer))
+        broker.on_reconnect(pulse.reconnected)  # first: before anybody is pinged again
+        table = WorkerTable(broker)
         worker = Worker(
             role=role,
             instance=instance,
             model=model,
             contract=contract,
             broker=broker,
-            table=WorkerTable(broker),
+            table=table,
             cancels=Cancels(),
+            outbox=Outbox(broker),
+            pulse=pulse,
+            readers=Readers(table, lambda: broker.is_connected),
             slots=slots,
         )
         await broker.declare_model(worker.slug, worker.pool)
@@ -281,8 +418,14 @@ async def joined(
         worker._beacon = beacon
         await beacon.start()
         try:
-            yield worker
+            async with (
+                answering_pings(broker, instance),
+                ended_by(broker.closed_for_good()),
+                ended_by(worker.readers.run()),
+            ):
+                yield worker
         finally:
+            pulse.stop()
             await worker.leave()
             await beacon.stop()
             await worker.table.stop()

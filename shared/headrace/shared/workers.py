@@ -5,10 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import socket
 import time
+from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
+
+import msgspec
 
 from headrace.shared import subjects, wire
 from headrace.shared.broker import Broker, Received, Subscription
@@ -20,6 +25,14 @@ logger = logging.getLogger(__name__)
 
 INTERVAL_S = 2.0
 MISSED_BEATS = 3
+CLOCK_BEATS = 8
+"""Heartbeats that a worker's clock is judged by: the quickest of them had the least to wait for on its way."""
+MAX_CLOCKS = 10_000
+
+
+def process_name(pid: int) -> str:
+    """Return what `Heartbeat.process` calls a process of this machine."""
+    return f"{socket.gethostname()}:{pid}"
 
 
 class Beacon:
@@ -46,7 +59,9 @@ class Beacon:
 
     async def beat(self) -> None:
         """Publish a heartbeat now. Raises: BrokerError."""
-        heartbeat = self._make()
+        heartbeat = msgspec.structs.replace(
+            self._make(), process=process_name(os.getpid()), sent=time.time()
+        )
         subject = subjects.heartbeat(
             model_slug(heartbeat.model), heartbeat.role, heartbeat.instance
         )
@@ -101,10 +116,14 @@ class WorkerTable:
         *,
         interval_s: float = INTERVAL_S,
         now: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.time,
     ) -> None:
+        """`now` is a monotonic clock, `clock` tells Unix seconds."""
         self._broker = broker
         self._interval_s = interval_s
         self._now = now
+        self._clock = clock
+        self._offsets: dict[str, deque[float]] = {}  # instance → received - sent, of its last beats
         self._beats: dict[str, tuple[Heartbeat, float]] = {}  # instance → beat, when it came
         self._changed = asyncio.Event()
         self._subscription: Subscription | None = None
@@ -140,6 +159,18 @@ class WorkerTable:
             logger.info("worker fell silent", extra={"action": "worker_lost", "instance": instance})
             del self._beats[instance]
         return [beat for beat, _ in self._beats.values()]
+
+    def forget(self, instance: str) -> None:
+        """Take a worker out that is known to be gone; its next heartbeat would bring it back."""
+        if self._beats.pop(instance, None) is not None:
+            self._wake()
+
+    def clock_offset(self, instance: str) -> float:
+        """Return what to add to a time that this instance names to have it in the clock of this process (seconds).
+
+        0 as long as nothing was heard of it. Also known for a while after it is gone.
+        """
+        return min(self._offsets.get(instance, (0.0,)))
 
     def ready(
         self, role: Role, *, slug: str | None = None, contract: str | None = None
@@ -184,10 +215,22 @@ class WorkerTable:
                 extra={"action": "heartbeat_refused", "subject": received.subject},
             )
             return
+        self._note_clock(beat)
         if beat.state == "stopped":
             self._beats.pop(beat.instance, None)
         else:
             self._beats[beat.instance] = (beat, self._now())
+        self._wake()
+
+    def _note_clock(self, beat: Heartbeat) -> None:
+        if not beat.sent:
+            return
+        if beat.instance not in self._offsets and len(self._offsets) >= MAX_CLOCKS:
+            del self._offsets[next(iter(self._offsets))]
+        offsets = self._offsets.setdefault(beat.instance, deque(maxlen=CLOCK_BEATS))
+        offsets.append(self._clock() - beat.sent)
+
+    def _wake(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 

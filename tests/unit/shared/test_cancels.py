@@ -49,6 +49,23 @@ def test_whoever_runs_the_request_is_called_once(cancels: Cancels) -> None:
     assert calls == ["gone"]
 
 
+def test_each_part_of_a_request_is_called_and_may_leave_alone(cancels: Cancels) -> None:
+    calls: list[str] = []
+
+    def one(reason: str) -> None:
+        calls.append(f"one: {reason}")
+
+    def two(reason: str) -> None:
+        calls.append(f"two: {reason}")
+
+    for part in (one, two, calls.append):
+        cancels.watch("acme", "r1", part)
+    cancels.unwatch("acme", "r1", calls.append)
+    cancels._on_cancel(heard("acme", "r1"))
+    assert calls == ["one: gone", "two: gone"]
+    cancels.unwatch("acme", "r1", one)
+
+
 def test_only_the_latest_are_remembered(cancels: Cancels, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.shared.cancels._MAX_REMEMBERED", 2)
     for request_id in ("r1", "r2", "r3"):

@@ -22,23 +22,26 @@ class Queues:
         self.waiting: dict[str, list[asyncio.Future[Any]]] = {q.consumer: [] for q in QUEUES}
         self.jobs: dict[str, list[Any]] = {q.consumer: [] for q in QUEUES}
         self.changed = asyncio.Condition()
+        self.last_resorts = 0  # of those that wait
 
     @property
     def num_waiting(self) -> int:
         return sum(len(takes) for takes in self.waiting.values())
 
-    async def take(self, queue: WorkQueue, *, wait_s: float) -> Any:
+    async def take(self, queue: WorkQueue, *, wait_s: float, is_last_resort: bool = False) -> Any:
         if self.jobs[queue.consumer]:
             return self.jobs[queue.consumer].pop(0)
         if not wait_s:
             return None
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.waiting[queue.consumer].append(future)
+        self.last_resorts += is_last_resort
         await self._tell()
         try:
             return await future
         finally:
             self.waiting[queue.consumer].remove(future)
+            self.last_resorts -= is_last_resort
             await self._tell()
 
     def put(self, lane: Lane, job: Any) -> None:
@@ -48,6 +51,11 @@ class Queues:
                 future.set_result(job)
                 return
         self.jobs[consumer].append(job)
+
+    def end_lingers(self) -> None:
+        """Let every take that waits end with nothing."""
+        for future in [future for takes in self.waiting.values() for future in takes]:
+            future.set_result(None)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with self.changed:
@@ -63,6 +71,7 @@ class Bench:
 
     def __init__(self, num_slots: int) -> None:
         self.queues = Queues()
+        self.victims: list[Any] = []  # jobs that may be preempted, the first one first
         self.slots = Slots(num_slots)
         self.is_open = True
         self.running: dict[Any, asyncio.Event] = {}
@@ -75,8 +84,16 @@ class Bench:
             self._handle,
             is_open=lambda: self.is_open,
             on_stop=self._on_stop,
+            preemption=self,
         )
         self.task = asyncio.create_task(self.intake.run(self.stop))
+
+    def is_possible(self) -> bool:
+        return bool(self.victims)
+
+    def preempt(self) -> None:
+        if self.victims:
+            self.running[self.victims.pop(0)].set()
 
     async def _handle(self, delivery: Delivery) -> None:
         if isinstance(delivery, Exception):
@@ -156,3 +173,49 @@ async def test_an_error_that_a_job_lets_escape_ends_the_intake(bench: Bench) -> 
     with pytest.raises(ZeroDivisionError):
         await bench.task
     assert bench.queues.num_waiting == 0
+
+
+@pytest.mark.parametrize("bench", [6], indirect=True)
+async def test_a_lower_lane_gets_no_slot_while_a_higher_one_has_work(bench: Bench) -> None:
+    await bench.queues.until(lambda: bench.queues.num_waiting == 3)
+    for number in range(4):
+        bench.queues.put(Lane.RT, f"r{number}")
+    for number in range(9):
+        bench.queues.put(Lane.BULK, f"b{number}")
+    await bench.queues.until(lambda: len(bench.running) == 6)
+    # One take waited on each queue: so one of `bulk` came at once, and one took the slot that was left.
+    assert sorted(bench.running) == ["b0", "b1", "r0", "r1", "r2", "r3"]
+
+
+@pytest.mark.parametrize("bench", [4], indirect=True)
+async def test_with_slots_free_again_the_queues_are_asked_in_order(bench: Bench) -> None:
+    await bench.queues.until(lambda: bench.queues.num_waiting == 3)
+    for number in range(4):
+        bench.queues.put(Lane.BULK, f"b{number}")
+    await bench.queues.until(lambda: len(bench.running) == 4)
+    bench.queues.put(Lane.BULK, "later")
+    for number in range(3):
+        bench.queues.put(Lane.RT, f"r{number}")
+    for number in range(3):
+        bench.running[f"b{number}"].set()
+    await bench.queues.until(lambda: {"r0", "r1", "r2"} <= set(bench.running))
+    assert "later" not in bench.running
+
+
+@pytest.mark.parametrize("bench", [1], indirect=True)
+async def test_without_a_slot_the_first_queue_is_waited_for_where_something_can_be_preempted(
+    bench: Bench,
+) -> None:
+    await bench.queues.until(lambda: bench.queues.num_waiting == 1)
+    bench.victims.append("b")
+    bench.queues.put(Lane.BULK, "b")
+    bench.queues.end_lingers()
+    await bench.queues.until(lambda: bench.queues.last_resorts == 1)
+    assert [len(takes) for takes in bench.queues.waiting.values()] == [1, 0, 0]
+    bench.queues.put(Lane.STD, "s")
+    bench.queues.put(Lane.RT, "r")
+    await bench.queues.until(lambda: list(bench.running) == ["r"])
+    assert bench.queues.jobs[WorkQueue.job("m", Lane.STD).consumer] == ["s"]
+    assert bench.queues.num_waiting == 0  # nothing is left that could be preempted
+    bench.running["r"].set()
+    await bench.queues.until(lambda: list(bench.running) == ["s"])

@@ -15,6 +15,8 @@ def test_a_name_that_would_change_the_subject_is_refused(bad: str) -> None:
         subjects.out("default", bad)
     with pytest.raises(MalformedMessageError, match="tenant must be"):
         subjects.req(bad, "m", Lane.RT)
+    with pytest.raises(MalformedMessageError, match="tenant must be"):
+        subjects.job("m_0", bad, Lane.RT)
 
 
 def test_a_submission_subject_comes_apart_as_it_was_put_together() -> None:

@@ -1,0 +1,86 @@
+"""What this process has published of answers lately: published again when the broker was away.
+
+A broker that is killed takes its memory with it, and with it what it had acknowledged and not yet delivered.
+Readers drop what they have.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from headrace.shared.errors import BrokerError, RequestError
+
+if TYPE_CHECKING:
+    from headrace.shared.broker import Broker
+
+logger = logging.getLogger(__name__)
+
+KEEP_S = 5.0
+"""A broker that is there has delivered by then what it took."""
+KEEP_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    at: float
+    subject: str
+    payload: bytes
+    message_id: str | None  #: None: published without an ack
+
+
+class Outbox:
+    """Publishes on `out`, and keeps what it published for `KEEP_S` seconds, at most `KEEP_BYTES` of it."""
+
+    def __init__(self, broker: Broker, *, now: Callable[[], float] = time.monotonic) -> None:
+        self._broker = broker
+        self._now = now
+        self._sent: deque[_Sent] = deque()
+        self._num_bytes = 0
+        self._num_losses = broker.num_losses  # those after which all was published again
+        broker.on_reconnect(self._publish_again)
+
+    async def publish(self, subject: str, payload: bytes) -> None:
+        """Publish without an ack. Raises: as `Broker.publish`."""
+        await self._broker.publish(subject, payload)
+        self._keep(_Sent(self._now(), subject, payload, None))
+
+    async def publish_durable(
+        self, subject: str, payload: bytes, *, message_id: str, expect_last: int | None = None
+    ) -> bool:
+        """Publish with an ack. Returns and raises as `Broker.publish_durable`."""
+        is_stored = await self._broker.publish_durable(
+            subject, payload, message_id=message_id, expect_last=expect_last
+        )
+        if is_stored:
+            self._keep(_Sent(self._now(), subject, payload, message_id))
+        return is_stored
+
+    def _keep(self, sent: _Sent) -> None:
+        self._sent.append(sent)
+        self._num_bytes += len(sent.payload)
+        # While the broker is away, and until all was published again, nothing is too old.
+        oldest = sent.at - KEEP_S if self._num_losses == self._broker.num_losses else float("-inf")
+        while self._sent and (self._num_bytes > KEEP_BYTES or self._sent[0].at < oldest):
+            self._num_bytes -= len(self._sent.popleft().payload)
+
+    async def _publish_again(self) -> None:
+        num_losses, kept = self._broker.num_losses, list(self._sent)
+        try:
+            for sent in kept:
+                if sent.message_id is None:
+                    await self._broker.publish(sent.subject, sent.payload)
+                else:
+                    await self._broker.publish_durable(
+                        sent.subject, sent.payload, message_id=sent.message_id
+                    )
+        except (BrokerError, RequestError) as error:  # away again: all of it after the next time
+            logger.warning(
+                "answers not published again: %s", error, extra={"action": "outbox_failed"}
+            )
+            return
+        self._num_losses = num_losses
