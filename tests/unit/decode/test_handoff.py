@@ -82,3 +82,10 @@ def test_a_handoff_without_them_is_refused(table: PromptLogprobs | None) -> None
     with pytest.raises(HandoffError) as caught:
         check(msgspec.structs.replace(HANDOFF, prompt_logprobs=table))
     assert caught.value.reason == "prompt_logprobs"
+
+
+def test_a_handoff_with_another_tasks_blocks_is_refused() -> None:
+    kv = {**HANDOFF.kv_transfer_params, "remote_request_id": "another-1"}
+    with pytest.raises(HandoffError) as caught:
+        check(msgspec.structs.replace(HANDOFF, kv_transfer_params=kv))
+    assert caught.value.reason == "task"

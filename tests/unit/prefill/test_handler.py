@@ -11,6 +11,7 @@ from headrace.engine.fake_text import expected_prompt_logprobs
 from headrace.engine.interface import EngineInfo, PrefillResult
 from headrace.prefill.handler import PrefillHandler
 from headrace.shared import token_ids
+from headrace.shared.errors import ExpiredError
 from headrace.shared.messages import PrefillTask
 
 INFO = EngineInfo(
@@ -54,13 +55,15 @@ class Recorder:
         )
 
 
-def handler(engine: Recorder) -> PrefillHandler:
+def handler(engine: Recorder, *, ahead_s: float = 0.0) -> PrefillHandler:
+    """A handler whose clock is so far ahead of decode's."""
     return PrefillHandler(
         engine,  # type: ignore[arg-type] - only `prefill` is called
         INFO,
         instance="prefill-1",
         contract="c",
-        now=lambda: 2.0,
+        clock_offset=lambda instance: ahead_s if instance == "decode-1" else 1e6,
+        now=lambda: 2.0 + ahead_s,
     )
 
 
@@ -73,3 +76,13 @@ async def test_priority_salt_and_logprobs_of_the_task_reach_the_engine(asked: in
         (("t", PROMPT), {"cache_salt": "salt", "priority": 7, "prompt_logprobs": asked})
     ]
     assert handoff.prompt_logprobs == expected_prompt_logprobs(PROMPT, asked)
+
+
+@pytest.mark.parametrize("ahead_s", [0.0, 60.0, -60.0])
+async def test_a_task_expires_by_the_clock_of_the_decode_worker_that_set_it(ahead_s: float) -> None:
+    engine = Recorder()
+    handoff = await handler(engine, ahead_s=ahead_s).handle(TASK)
+    assert handoff.prefill_queue_s == pytest.approx(1.0)
+    with pytest.raises(ExpiredError, match=r"expired 0\.5 s ago"):
+        await handler(engine, ahead_s=ahead_s).handle(msgspec.structs.replace(TASK, expires=1.5))
+    assert len(engine.calls) == 1

@@ -18,17 +18,24 @@ def check(
     epoch: str | None,
     now: float,
     margin_s: float,
+    clock_offset_s: float = 0.0,
 ) -> None:
     """Let a handoff pass that answers `task`, is fresh, and fits this engine.
 
-    `epoch` is the engine that the prefill worker says it has; None: it has not said so yet. That the handoff is
-    used once is the caller's part: a task's answer is taken once (`prefill_leg.py`).
+    `epoch` is the engine that the prefill worker says it has; None: it has not said so yet.
+    `clock_offset_s` is what to add to that worker's times to have them in the clock of `now`. That the
+    handoff is used once is the caller's part (`handoff_inbox.py`).
 
     Raises: HandoffError whose `reason` is task, contract, prompt, epoch, expired, prompt_logprobs, or one
     of `check_kv_transfer_params`.
     """
     if handoff.task_id != task.task_id:
         raise HandoffError("task", f"handoff of task {handoff.task_id}, expected {task.task_id}")
+    request_id = str(handoff.kv_transfer_params.get("remote_request_id"))
+    if request_id.rpartition("-")[0] != task.task_id:  # engines name their requests so
+        raise HandoffError(
+            "task", f"handoff of task {task.task_id} with the blocks of {request_id!r}"
+        )
     if handoff.contract != contract:
         raise HandoffError(
             "contract", f"prefill's contract is {handoff.contract}, decode's is {contract}"
@@ -43,10 +50,11 @@ def check(
             "epoch",
             f"handoff of engine {engine_id!r}, but its worker's engine is {epoch or handoff.epoch!r}",
         )
-    if now > handoff.expires - margin_s:
+    lease_left_s = handoff.expires + clock_offset_s - now
+    if lease_left_s < margin_s:
         raise HandoffError(
             "expired",
-            f"the lease ends in {handoff.expires - now:.1f} s; a pull needs {margin_s:.1f} s "
+            f"the lease ends in {lease_left_s:.1f} s; a pull needs {margin_s:.1f} s "
             "(decode.handoff_margin_s)",
         )
     check_kv_transfer_params(

@@ -4,31 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Set
+from typing import Any
 
 from headrace.decode import handoff as handoffs
+from headrace.decode.handoff_inbox import HandoffInbox, log_refused
+from headrace.decode.peers import Peers
+from headrace.decode.pending import AttemptFailedError, Pending
 from headrace.decode.priority import engine_priority
 from headrace.engine.interface import DecodeEngine, EngineInfo
 from headrace.shared import subjects, wire
-from headrace.shared.broker import Received
 from headrace.shared.errors import (
     BrokerError,
+    ExpiredError,
     HandoffError,
     NoWorkerError,
+    QueueFullError,
     RequestError,
-    WireError,
 )
-from headrace.shared.messages import Handoff, Job, PrefillFailed, PrefillTask, Prompt
+from headrace.shared.messages import (
+    Handoff,
+    Heartbeat,
+    Job,
+    PrefillFailed,
+    PrefillTask,
+    Prompt,
+)
 from headrace.shared.openai_errors import error_of
 from headrace.shared.subjects import Role
 from headrace.shared.token_ids import prompt_hash
 from headrace.shared.worker import Worker
 
 logger = logging.getLogger(__name__)
-
-LIVENESS_S = 0.5
 
 
 class PrefillLeg:
@@ -39,42 +49,88 @@ class PrefillLeg:
         worker: Worker,
         engine: DecodeEngine,
         info: EngineInfo,
+        peers: Peers,
         *,
         timeout_s: float,
         margin_s: float,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._worker = worker
-        self._engine = engine
         self._info = info
+        self._peers = peers
         self._timeout_s = timeout_s
         self._margin_s = margin_s
         self._now = now
-        self._waiting: dict[str, asyncio.Future[Handoff | PrefillFailed]] = {}
-        self._tasks: dict[str, PrefillTask] = {}
-        self._num_reconnects = 0
-        self._releases: set[asyncio.Task[None]] = set()
+        self._inbox = HandoffInbox(worker, engine)
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Subscribe to this worker's own reply subject."""
-        self._worker.broker.on_reconnect(self._publish_again)
-        await self._worker.broker.subscribe(subjects.kv(self._worker.instance), self._on_answer)
+        """Listen on this worker's own subject."""
+        self._worker.broker.on_reconnect(self._publish_all_again)
+        await self._inbox.start()
 
-    @property
-    def has_worker(self) -> bool:
-        """True when a live prefill worker shares this worker's contract."""
-        return bool(
-            self._worker.table.ready(
-                Role.PREFILL, slug=self._worker.slug, contract=self._worker.contract
-            )
-        )
+    def has_worker(self, failed: Set[str] = frozenset()) -> bool:
+        """Whether a prefill worker that is not among the `failed` ones can be asked."""
+        return bool(self._usable(failed))
 
-    async def compute(self, job: Job, prompt: Prompt) -> Handoff:
+    async def compute(self, job: Job, prompt: Prompt, failed: set[str]) -> Handoff:
         """Return a checked handoff of the prompt; the caller pulls it or calls `release`.
 
-        Raises: NoWorkerError when no prefill worker is left or none answers in time, HandoffError,
-        EngineRequestError and what else prefill reports.
+        `failed` are prefill workers that are not asked for this prompt any more; whoever fails it now is added.
+        Raises: NoWorkerError when nobody is left to ask or nobody answers in time, AttemptFailedError or
+        HandoffError when it is worth another attempt, and what else prefill reports.
         """
+        usable = self._usable(failed)
+        if not usable:
+            raise NoWorkerError("no prefill worker is left for this prompt")
+        pending = self._pend(job, prompt, usable)
+        self._inbox.pending[pending.task.task_id] = pending
+        candidates = [worker.instance for worker in usable]
+        pending.watch(self._worker.pulse, [pending.target] if pending.target else candidates)
+        try:
+            await self._publish(pending)
+            result = await self._answered(pending, failed)
+        except asyncio.CancelledError:
+            if pending.answer.done() and not pending.answer.cancelled():
+                self._inbox.release(pending.answer.result())
+            raise
+        finally:
+            pending.unwatch()
+            del self._inbox.pending[pending.task.task_id]
+        if isinstance(result, PrefillFailed):
+            raise self._reported(result, job, failed)
+        self._check(result, pending.task, failed)
+        return result
+
+    def pulled(self, handoff: Handoff) -> None:
+        """Note that a pull from this prefill worker succeeded."""
+        self._peers.pulled(handoff.prefill_instance)
+
+    def not_pulled(self, handoff: Handoff) -> None:
+        """Note a pull that failed; a prefill worker with several of them is not asked for a while."""
+        self._peers.not_pulled(handoff.prefill_instance)
+
+    def release(self, handoff: Handoff) -> None:
+        """Give a handoff back that will not be pulled, so that prefill frees its blocks."""
+        self._inbox.release(handoff)
+
+    def _ready(self) -> list[Heartbeat]:
+        return self._worker.table.ready(
+            Role.PREFILL, slug=self._worker.slug, contract=self._worker.contract
+        )
+
+    def _usable(self, failed: Set[str]) -> list[Heartbeat]:
+        return [
+            worker
+            for worker in self._ready()
+            if worker.instance not in failed and self._peers.is_usable(worker.instance)
+        ]
+
+    def _pend(self, job: Job, prompt: Prompt, usable: list[Heartbeat]) -> Pending:
+        """Make the task; where not every worker may take it, it is for the one with the least to do."""
+        target = None
+        if len(usable) < len(self._ready()):
+            target = min(usable, key=self._load).instance
         now = self._now()
         task = PrefillTask(
             task_id=uuid.uuid4().hex,
@@ -91,125 +147,134 @@ class PrefillLeg:
             lane=job.lane,
             prompt_logprobs=prompt.prompt_logprobs,
         )
-        answer: asyncio.Future[Handoff | PrefillFailed] = asyncio.get_running_loop().create_future()
-        self._waiting[task.task_id] = answer
+        return Pending(
+            task=task,
+            target=target,
+            answer=asyncio.get_running_loop().create_future(),
+            publish_again=lambda: self._spawn(
+                self._publish_again(self._inbox.pending[task.task_id])
+            ),
+        )
+
+    def _load(self, worker: Heartbeat) -> tuple[float, float]:
+        num_sent = sum(
+            pending.target == worker.instance for pending in self._inbox.pending.values()
+        )
+        return (worker.num_running + num_sent) / worker.slots, random.random()
+
+    async def _publish(self, pending: Pending) -> None:
+        """Raises: NoWorkerError when the broker takes no tasks: the prompt is better computed here."""
+        task, pool = pending.task, self._worker.pool
+        pending.num_published += 1
+        subject = (
+            subjects.prefill(pool, task.lane)
+            if pending.target is None
+            else subjects.prefill_worker(pool, pending.target)
+        )
         try:
-            self._tasks[task.task_id] = task
-            await self._publish(task)
-            result = await self._answer(answer, task)
-        except asyncio.CancelledError:
-            if answer.done() and not answer.cancelled():
-                self.release(answer.result())
-            raise
+            await self._worker.broker.publish_durable(
+                subject,
+                wire.encode(task),
+                message_id=f"{task.task_id}.{pending.num_published - 1}",
+            )
+        except (BrokerError, QueueFullError) as error:
+            raise NoWorkerError(f"the task reaches no prefill worker: {error}") from None
+
+    async def _publish_all_again(self) -> None:
+        """While the broker was away, tasks that nobody had taken may have been lost; of two answers one is taken."""
+        for pending in list(self._inbox.pending.values()):
+            if pending.starter is None:
+                await self._publish_again(pending)
+
+    async def _publish_again(self, pending: Pending) -> None:
+        try:
+            await self._publish(pending)
+        except RequestError as error:
+            logger.warning(
+                "prefill task not published again: %s",
+                error,
+                extra={
+                    "action": "prefill_retry_failed",
+                    "request_id": pending.task.request_id,
+                },
+            )
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answered(self, pending: Pending, failed: set[str]) -> Handoff | PrefillFailed:
+        """Wait for the answer for as long as somebody may give it."""
+        task = pending.task
+        nobody = asyncio.create_task(
+            self._worker.table.wait_for(lambda _: self._is_left_alone(pending, failed))
+        )
+        ends: set[asyncio.Future[Any]] = {pending.answer, nobody}
+        try:
+            await asyncio.wait(
+                ends,
+                timeout=max(0.0, task.expires - self._now()),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
         finally:
-            self._waiting.pop(task.task_id, None)
-            self._tasks.pop(task.task_id, None)
-        if isinstance(result, PrefillFailed):
-            raise error_of(result.failure)
+            nobody.cancel()
+        if pending.answer.done():
+            answer = pending.answer.result()
+            if answer is not None:
+                return answer
+        elif not nobody.done():
+            raise NoWorkerError(
+                f"no prefill worker answered within {task.expires - task.published:.0f} s "
+                "(decode.prefill_timeout_s)"
+            )
+        lost = pending.starter or pending.target
+        if lost is None:
+            raise NoWorkerError("the last prefill worker is gone")
+        failed.add(lost)
+        raise self._failed(task, f"prefill worker {lost} is gone, or brought what was used")
+
+    def _is_left_alone(self, pending: Pending, failed: Set[str]) -> bool:
+        """Whether nobody will take the task; once it was started, its worker's pulse tells."""
+        if pending.starter is not None:
+            return False
+        usable = {worker.instance for worker in self._usable(failed)}
+        return not usable if pending.target is None else pending.target not in usable
+
+    def _failed(self, task: PrefillTask, why: str) -> AttemptFailedError:
+        logger.warning(
+            "prefill attempt failed: %s",
+            why,
+            extra={"action": "prefill_attempt_failed", "request_id": task.request_id},
+        )
+        return AttemptFailedError(why)
+
+    def _reported(self, answer: PrefillFailed, job: Job, failed: set[str]) -> RequestError:
+        """Return what a failure that prefill reports means for the request."""
+        error = error_of(answer.failure)
+        if answer.failure.code == ExpiredError.code and self._now() < job.deadline:
+            return NoWorkerError(f"no prefill worker was quick enough: {error}")
+        if not error.retryable:
+            return error
+        failed.add(answer.prefill_instance)
+        return AttemptFailedError(str(error))
+
+    def _check(self, handoff: Handoff, task: PrefillTask, failed: set[str]) -> None:
+        table = self._worker.table
+        epochs = {worker.instance: worker.epoch for worker in table.workers()}
         try:
             handoffs.check(
-                result,
+                handoff,
                 task,
                 self._info,
                 contract=self._worker.contract,
-                epoch=self._epoch_of(result.prefill_instance),
+                epoch=epochs.get(handoff.prefill_instance),
                 now=self._now(),
                 margin_s=self._margin_s,
+                clock_offset_s=table.clock_offset(handoff.prefill_instance),
             )
         except HandoffError as error:
-            logger.warning(
-                "handoff refused: %s",
-                error,
-                extra={
-                    "action": "handoff_refused",
-                    "reason": error.reason,
-                    "request_id": job.request_id,
-                },
-            )
-            self.release(result)
+            log_refused(handoff, error.reason, str(error))
+            failed.add(handoff.prefill_instance)
+            self.release(handoff)
             raise
-        return result
-
-    def _epoch_of(self, prefill_instance: str) -> str | None:
-        """Return the engine that a prefill worker has now, by its heartbeat. None: not heard of yet."""
-        for worker in self._worker.table.workers():
-            if worker.instance == prefill_instance:
-                return worker.epoch
-        return None
-
-    async def _publish(self, task: PrefillTask, attempt: int = 0) -> None:
-        await self._worker.broker.publish_durable(
-            subjects.prefill(self._worker.pool, task.lane),
-            wire.encode(task),
-            message_id=f"{task.task_id}.{attempt}",
-        )
-
-    async def _publish_again(self) -> None:
-        """While the broker was away, the task or its handoff may have been lost; of two handoffs one is taken."""
-        self._num_reconnects += 1
-        for task in list(self._tasks.values()):
-            try:
-                await self._publish(task, self._num_reconnects)
-            except (BrokerError, RequestError) as error:
-                logger.warning(
-                    "prefill task not published again: %s",
-                    error,
-                    extra={"action": "prefill_retry_failed", "request_id": task.request_id},
-                )
-
-    async def _answer(
-        self, answer: asyncio.Future[Handoff | PrefillFailed], task: PrefillTask
-    ) -> Handoff | PrefillFailed:
-        """Wait for the answer for as long as somebody may give it."""
-        while True:
-            remaining = task.expires - self._now()
-            if remaining <= 0:
-                raise NoWorkerError(
-                    f"no prefill worker answered within {task.expires - task.published:.0f} s "
-                    "(decode.prefill_timeout_s)"
-                )
-            done, _ = await asyncio.wait({answer}, timeout=min(LIVENESS_S, remaining))
-            if done:
-                return answer.result()
-            if not self.has_worker:
-                raise NoWorkerError("the last prefill worker is gone")
-
-    def _on_answer(self, received: Received) -> None:
-        try:
-            answer = wire.decode(received.payload, Handoff, PrefillFailed)
-        except WireError as error:
-            logger.warning(
-                "unreadable answer from prefill: %s", error, extra={"action": "handoff_unreadable"}
-            )
-            return
-        future = self._waiting.pop(answer.task_id, None)
-        if future is not None and not future.done():
-            future.set_result(answer)
-            return
-        logger.warning(
-            "handoff refused: nobody waits for task %s",
-            answer.task_id,
-            extra={
-                "action": "handoff_refused",
-                "reason": "unknown_task",
-                "request_id": answer.request_id,
-            },
-        )
-        self.release(answer)
-
-    def release(self, answer: Handoff | PrefillFailed) -> None:
-        """Give a handoff back that will not be pulled, so that prefill frees its blocks."""
-        if isinstance(answer, Handoff):
-            release = asyncio.create_task(self._release(answer))
-            self._releases.add(release)
-            release.add_done_callback(self._releases.discard)
-
-    async def _release(self, handoff: Handoff) -> None:
-        try:
-            await self._engine.release_handoff(handoff.kv_transfer_params)
-        except (RequestError, HandoffError) as error:
-            logger.warning(
-                "handoff not released, its lease will end: %s",
-                error,
-                extra={"action": "handoff_release_failed", "request_id": handoff.request_id},
-            )

@@ -21,12 +21,15 @@ class PrefillHandler:
         *,
         instance: str,
         contract: str,
+        clock_offset: Callable[[str], float],
         now: Callable[[], float] = time.time,
     ) -> None:
+        """`clock_offset` is what to add to an instance's times to have them in the clock of `now`."""
         self._engine = engine
         self._info = info
         self._instance = instance
         self._contract = contract
+        self._clock_offset = clock_offset
         self._now = now
 
     async def handle(self, task: PrefillTask) -> Handoff:
@@ -41,8 +44,10 @@ class PrefillHandler:
                 f"the task's contract is {task.contract}, this prefill worker's is {self._contract}: "
                 "the workers do not serve the same model, settings and versions"
             )
-        if taken > task.expires:
-            raise ExpiredError(f"task {task.task_id} expired {taken - task.expires:.1f} s ago")
+        offset = self._clock_offset(task.decode_instance)
+        late_s = taken - (task.expires + offset)
+        if late_s > 0:
+            raise ExpiredError(f"task {task.task_id} expired {late_s:.1f} s ago")
         if token_ids.prompt_hash(task.token_ids, task.cache_salt) != task.prompt_hash:
             raise BadRequestError(
                 f"the prompt of task {task.task_id} does not have the hash it names"
@@ -63,7 +68,7 @@ class PrefillHandler:
             prompt_hash=task.prompt_hash,
             expires=result.expires,
             kv_transfer_params=result.kv_transfer_params,
-            prefill_queue_s=max(0.0, taken - task.published),
+            prefill_queue_s=max(0.0, taken - (task.published + offset)),
             prefill_s=self._now() - taken,
             num_cached_token_ids=result.num_cached_token_ids,
             prompt_logprobs=result.prompt_logprobs,

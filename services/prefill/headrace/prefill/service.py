@@ -9,6 +9,7 @@ import uuid
 
 from headrace.engine.interface import EngineInfo, PrefillEngine, watch_engine
 from headrace.prefill import engine as engines
+from headrace.prefill.errand import Errand
 from headrace.prefill.handler import PrefillHandler
 from headrace.shared import subjects, wire
 from headrace.shared.broker import Delivery, Received, WorkQueue
@@ -17,11 +18,12 @@ from headrace.shared.errors import (
     BrokerError,
     CancelledRequestError,
     EngineRequestError,
+    ExpiredError,
     MalformedMessageError,
     RequestError,
     WireError,
 )
-from headrace.shared.intake import Intake, Slots, guarded
+from headrace.shared.intake import Intake, Slots, all_or_none, guarded
 from headrace.shared.messages import Handoff, Handshake, PrefillFailed, PrefillTask
 from headrace.shared.openai_errors import failure_of
 from headrace.shared.settings import EngineKind, Settings
@@ -53,7 +55,10 @@ async def run(settings: Settings, *, engine: EngineKind, stop: asyncio.Event) ->
             stop=stop,
         ) as worker:
             service = PrefillService(settings, worker, prefill_engine, info)
-            await guarded(service.serve(stop), watch_engine(prefill_engine))
+            watch = watch_engine(
+                prefill_engine, stuck_s=settings.prefill.engine_stuck_s, on_dead=worker.fail
+            )
+            await guarded(service.serve(stop), watch)
     finally:
         await prefill_engine.shutdown()
 
@@ -70,9 +75,14 @@ class PrefillService:
         self._info = info
         self._slots = Slots(worker.slots)
         self._num_prefilled = 0
+        self._running: set[str] = set()  # task IDs
         self._handshakes: set[asyncio.Task[None]] = set()
         self._handler = PrefillHandler(
-            engine, info, instance=worker.instance, contract=worker.contract
+            engine,
+            info,
+            instance=worker.instance,
+            contract=worker.contract,
+            clock_offset=worker.table.clock_offset,
         )
         worker.describe = self._describe
 
@@ -81,17 +91,29 @@ class PrefillService:
         await self._worker.broker.subscribe(
             subjects.handshake(self._worker.instance), self._on_handshake
         )
-        intake = Intake(
-            self._worker.broker,
-            [WorkQueue.prefill(self._worker.pool, lane) for lane in Lane],
-            self._slots,
-            lambda delivery: self._worker.settle(delivery, self._work, self._give_up),
-            is_open=self._has_room,
-            on_stop=lambda: self._worker.enter("draining"),
-        )
+        own = WorkQueue.prefill_worker(self._worker.pool, self._worker.instance)
+        await self._worker.broker.declare_queue(own)
+        # What is for this worker alone has failed elsewhere, and waits behind nothing.
+        queues = [[own], [WorkQueue.prefill(self._worker.pool, lane) for lane in Lane]]
+        intakes = [
+            Intake(
+                self._worker.broker,
+                some,
+                self._slots,
+                lambda delivery: self._worker.settle(delivery, self._work, self._give_up),
+                is_open=self._has_room,
+                on_stop=self._drain,
+            )
+            for some in queues
+        ]
         await self._worker.enter("ready")
-        await intake.run(stop, drain_timeout_s=self._settings.drain_timeout_s)
+        timeout_s = self._settings.drain_timeout_s
+        await all_or_none(intake.run(stop, drain_timeout_s=timeout_s) for intake in intakes)
         await self._wait_for_leases()
+
+    async def _drain(self) -> None:
+        if self._worker.state != "draining":
+            await self._worker.enter("draining")
 
     def _has_room(self) -> bool:
         used = 1 - self._engine.stats().num_blocks_free / self._info.num_blocks
@@ -130,7 +152,7 @@ class PrefillService:
             task_id=f"handshake-{uuid.uuid4().hex}",
             request_id="handshake",
             tenant="headrace",
-            decode_instance=request.decode_instance,
+            decode_instance=self._worker.instance,  # by whose clock the times are
             published=now,
             expires=now + self._info.lease_s,
             contract=request.contract,
@@ -148,13 +170,15 @@ class PrefillService:
         except WireError as error:
             await self._worker.dead_letter(delivery, str(error))
             return
-        async with delivery.keep_alive():
-            answer = await self._answer(task)
-            self._num_prefilled += isinstance(answer, Handoff)
-            await self._worker.broker.publish(
-                subjects.kv(task.decode_instance), wire.encode(answer)
-            )
+        if task.task_id in self._running:  # published twice
             await delivery.ack()
+            return
+        self._running.add(task.task_id)
+        try:
+            answer = await Errand(self._worker, task, self._answer).run(delivery)
+        finally:
+            self._running.discard(task.task_id)
+        self._num_prefilled += isinstance(answer, Handoff)
 
     async def _give_up(self, delivery: Delivery) -> None:
         task = wire.decode(delivery.payload, PrefillTask)
@@ -193,29 +217,36 @@ class PrefillService:
         )
 
     async def _run(self, task: PrefillTask) -> Handoff:
-        """Run the handler so that a cancel of the request, and only that, ends it."""
-        reason = self._worker.cancels.reason(task.tenant, task.request_id, task.published)
+        """Run the handler so that a cancel of the request, and the task's expiry, end it."""
+        # Decode's clock may be another one.
+        offset = self._worker.table.clock_offset(task.decode_instance)
+        reason = self._worker.cancels.reason(task.tenant, task.request_id, task.published + offset)
         if reason is not None:
             raise CancelledRequestError(f"request {task.request_id} was cancelled: {reason}")
         work = asyncio.create_task(self._handler.handle(task))
-        cancelled: list[str] = []
+        ends: list[RequestError] = []
 
-        def cancel(reason: str) -> None:
-            cancelled.append(reason)
+        def end(why: RequestError) -> None:
+            ends.append(why)
             work.cancel()
 
+        def cancel(reason: str) -> None:
+            end(CancelledRequestError(f"request {task.request_id} was cancelled: {reason}"))
+
         self._worker.cancels.watch(task.tenant, task.request_id, cancel)
+        left_s = task.expires + offset - time.time()
+        expired = ExpiredError(f"task {task.task_id} expired while it was computed")
+        timer = asyncio.get_running_loop().call_later(max(0.0, left_s), end, expired)
         try:
             return await work
         except asyncio.CancelledError:
-            if not cancelled:
+            if not ends:
                 work.cancel()
                 raise
-            raise CancelledRequestError(
-                f"request {task.request_id} was cancelled: {cancelled[0]}"
-            ) from None
+            raise ends[0] from None
         finally:
-            self._worker.cancels.unwatch(task.tenant, task.request_id)
+            timer.cancel()
+            self._worker.cancels.unwatch(task.tenant, task.request_id, cancel)
 
     def _describe(self) -> dict[str, object]:
         stats = self._engine.stats()
