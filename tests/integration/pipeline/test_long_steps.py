@@ -27,6 +27,7 @@ from headrace.shared.messages import (
     Terminal,
     Tokens,
 )
+from headrace.shared.pulse import answering_pings
 from headrace.shared.settings import EngineKind, Settings
 from headrace.shared.subjects import Lane, Role
 
@@ -195,7 +196,8 @@ async def derender(
 
     monkeypatch.setattr(derenderers, "build", build)
     await pipeline.start(Role.DERENDER)
-    yield Derender(pipeline)
+    async with answering_pings(pipeline.broker, DECODE):
+        yield Derender(pipeline)
     gate.release()
 
 

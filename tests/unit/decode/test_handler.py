@@ -8,10 +8,19 @@ from typing import Any
 import pytest
 
 from headrace.decode.handler import DecodeHandler, Stopwatch
+from headrace.decode.pending import AttemptFailedError
 from headrace.decode.prefix_index import PrefixIndex
 from headrace.engine.fake_text import expected_prompt_logprobs
 from headrace.engine.interface import DecodeOutput
 from headrace.shared import token_ids
+from headrace.shared.errors import (
+    BadRequestError,
+    CancelledRequestError,
+    EngineRequestError,
+    HandoffError,
+    NoWorkerError,
+    RequestError,
+)
 from headrace.shared.messages import Handoff, Job, Prompt
 from headrace.shared.subjects import Lane
 
@@ -60,16 +69,36 @@ class Engine:
 
 
 class Leg:
-    """A prefill worker that is there, or is not."""
+    """Prefill workers that are there, or are not; each is asked once, and the first ones fail as told."""
 
-    def __init__(self, has_worker: bool) -> None:
-        self.has_worker = has_worker
+    def __init__(self, has_worker: bool, *errors: Exception | None) -> None:
+        self._has_worker = has_worker
+        self._errors = list(errors)
+        self.excluded: list[set[str]] = []
+        self.told: list[str] = []
 
-    async def compute(self, job: Job, prompt: Prompt) -> Handoff:
+    def has_worker(self, failed: set[str]) -> bool:
+        return self._has_worker
+
+    def pulled(self, handoff: Handoff) -> None:
+        self.told.append("pulled")
+
+    def not_pulled(self, handoff: Handoff) -> None:
+        self.told.append("not pulled")
+
+    def release(self, handoff: Handoff) -> None:
+        self.told.append("released")
+
+    async def compute(self, job: Job, prompt: Prompt, failed: set[str]) -> Handoff:
+        self.excluded.append(set(failed))
+        error = self._errors.pop(0) if self._errors else None
+        if error is not None:
+            failed.add(f"prefill-{len(self.excluded)}")
+            raise error
         return Handoff(
             task_id="t",
             request_id=job.request_id,
-            prefill_instance="prefill-1",
+            prefill_instance=f"prefill-{len(self.excluded)}",
             epoch="e",
             contract="c",
             prompt_hash="h",
@@ -97,14 +126,22 @@ class Sink:
         return False
 
 
-async def run(job: Job, *, remote: bool, index: PrefixIndex | None = None) -> tuple[Engine, Sink]:
-    engine, sink = Engine(), Sink()
+async def run(
+    job: Job,
+    *,
+    remote: bool = True,
+    index: PrefixIndex | None = None,
+    leg: Leg | None = None,
+    engine: Engine | None = None,
+    max_attempts: int = 2,
+) -> tuple[Engine, Sink]:
+    engine, sink = engine or Engine(), Sink()
     handler = DecodeHandler(
         engine,  # type: ignore[arg-type] - only `generate` is called
-        Leg(remote),  # type: ignore[arg-type] - no broker behind it
+        leg or Leg(remote),  # type: ignore[arg-type] - no broker behind it
         index or PrefixIndex(16, 8),
         local_prefill_threshold=16,
-        max_attempts=2,
+        max_attempts=max_attempts,
         now=lambda: 2.0,
     )
     watch = Stopwatch(job, instance="decode-1", now=lambda: 2.0)
@@ -149,3 +186,112 @@ async def test_a_cached_prompt_goes_to_prefill_when_its_logprobs_are_asked_for(
     index.add(token_ids.pack(PROMPT), "salt")
     engine, _ = await run(job(prompt_logprobs=prompt_logprobs), remote=True, index=index)
     assert (engine.calls[0]["kv_transfer_params"] is not None) is remote
+
+
+class FailingEngine(Engine):
+    """Fails its first calls: with an error, or with a pull that fails; some after a first token ID."""
+
+    def __init__(self, *failures: Exception | str | None, emit_first: bool = False) -> None:
+        super().__init__()
+        self._failures = list(failures)
+        self._emit_first = emit_first
+
+    async def generate(
+        self, sequence_id: str, ids: list[int], params: bytes, **more: Any
+    ) -> AsyncGenerator[DecodeOutput, None]:
+        failure = self._failures.pop(0) if self._failures else None
+        if failure is None:
+            async for output in super().generate(sequence_id, ids, params, **more):
+                yield output
+            return
+        self.calls.append(more)
+        if self._emit_first:
+            yield DecodeOutput(token_ids=[5])
+        if isinstance(failure, Exception):
+            raise failure
+        yield DecodeOutput(token_ids=[], finish_reason="error")
+
+
+def where(engine: Engine) -> list[str]:
+    """Return where the prompt of each call was computed."""
+    return ["here" if call["kv_transfer_params"] is None else "elsewhere" for call in engine.calls]
+
+
+LOST = AttemptFailedError("prefill worker is gone")
+BROKEN = EngineRequestError("the engine failed")
+
+
+@pytest.mark.parametrize(
+    ("errors", "excluded", "computed"),
+    [
+        ((LOST,), [set(), {"prefill-1"}], "elsewhere"),
+        ((HandoffError("expired", "too late"),), [set(), {"prefill-1"}], "elsewhere"),
+        ((LOST, LOST), [set(), {"prefill-1"}], "here"),
+        ((NoWorkerError("none is left"),), [set()], "here"),
+    ],
+    ids=["lost", "refused", "budget", "nobody"],
+)
+async def test_an_attempt_that_failed_goes_elsewhere_and_the_last_one_is_computed_here(
+    errors: tuple[Exception, ...], excluded: list[set[str]], computed: str
+) -> None:
+    leg = Leg(True, *errors)
+    engine, sink = await run(job(prompt_logprobs=None), leg=leg, max_attempts=3)
+    assert leg.excluded == excluded
+    assert where(engine) == [computed]
+    assert len(sink.added) == 2
+
+
+@pytest.mark.parametrize("error", [CancelledRequestError("x"), BadRequestError("x")])
+async def test_what_no_other_worker_would_mend_is_not_tried_again(error: RequestError) -> None:
+    leg = Leg(True, error)
+    with pytest.raises(type(error)):
+        await run(job(prompt_logprobs=None), leg=leg, max_attempts=3)
+    assert len(leg.excluded) == 1
+
+
+async def test_a_pull_that_fails_is_given_back_and_tried_elsewhere() -> None:
+    leg = Leg(True)
+    engine, sink = await run(
+        job(prompt_logprobs=None), leg=leg, engine=FailingEngine("pull"), max_attempts=3
+    )
+    assert leg.excluded == [set(), {"prefill-1"}]
+    assert leg.told == ["released", "not pulled", "pulled"]
+    assert where(engine) == ["elsewhere", "elsewhere"]
+    assert [output.token_ids for _, output in sink.added] == [[5], [6]]
+
+
+async def test_a_prompt_that_fails_here_is_tried_once_more() -> None:
+    engine, sink = await run(
+        job(prompt_logprobs=None), leg=Leg(False), engine=FailingEngine(BROKEN), max_attempts=3
+    )
+    assert where(engine) == ["here", "here"]
+    assert [output.token_ids for _, output in sink.added] == [[5], [6]]
+    engine = FailingEngine(BROKEN, BROKEN)
+    with pytest.raises(EngineRequestError, match="the engine failed"):
+        await run(job(prompt_logprobs=None), leg=Leg(False), engine=engine, max_attempts=9)
+    assert len(engine.calls) == 2
+
+
+@pytest.mark.parametrize("failure", [BROKEN, "error"])
+async def test_nothing_is_tried_again_once_a_token_id_was_emitted(failure: Exception | str) -> None:
+    engine = FailingEngine(failure, emit_first=True)
+    with pytest.raises(EngineRequestError):
+        await run(job(prompt_logprobs=None), engine=engine, max_attempts=3)
+    assert len(engine.calls) == 1
+
+
+async def test_a_choice_that_fails_after_another_one_began_is_not_tried_again() -> None:
+    engine = FailingEngine(None, BROKEN)
+    with pytest.raises(EngineRequestError):
+        await run(job(n=2, prompt_logprobs=None), leg=Leg(False), engine=engine, max_attempts=3)
+    assert len(engine.calls) == 2
+
+
+@pytest.mark.parametrize("failure", [BROKEN, BadRequestError("too long")])
+async def test_a_handoff_that_the_engine_never_pulled_is_given_back(failure: Exception) -> None:
+    leg = Leg(True)
+    with pytest.raises(type(failure)):
+        await run(
+            job(prompt_logprobs=None), leg=leg, engine=FailingEngine(*[failure] * 2), max_attempts=3
+        )
+    assert leg.told[0] == "released"

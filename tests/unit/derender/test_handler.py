@@ -1,17 +1,18 @@
-"""What becomes of an answer that no message can carry."""
+"""What one stream makes of its entries, and what becomes of an answer that no message can carry."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from headrace.derender import handler as handlers
 from headrace.derender.handler import StreamHandler
-from headrace.derender.renderer import Closed
+from headrace.derender.renderer import Closed, Fed
 from headrace.shared import token_ids
 from headrace.shared.errors import PayloadTooLargeError
-from headrace.shared.messages import Job, Prompt, StreamEnd
+from headrace.shared.messages import Job, OpenStream, Prompt, StreamEnd, Tokens
 from headrace.shared.subjects import Lane
 
 JOB = Job(
@@ -64,3 +65,50 @@ def test_a_whole_answer_that_fits_is_the_terminals_body(
     handler: Callable[[int], StreamHandler],
 ) -> None:
     assert handler(1000).close(END)[1].body == b"x" * 1000
+
+
+class Echo:
+    """An answer that makes a chunk of every other token ID."""
+
+    def feed(self, choice: int, ids: list[int], **more: object) -> Fed:
+        return Fed(chunks=tuple(b"%d" % token_id for token_id in ids if token_id % 2))
+
+    def close(self) -> Closed:
+        return Closed(chunks=(b"usage",))
+
+
+def entry(index: int, token_id: int) -> Tokens:
+    return Tokens(stream_id=3, index=index, choice=0, token_ids=token_ids.pack([token_id]))
+
+
+def claimed(**fields: Any) -> StreamHandler:
+    claim = OpenStream(stream_id=3, attempt=1, decode_instance="decode-1", job=JOB, **fields)
+    return StreamHandler(JOB, Echo(), instance="d", claim=claim)  # type: ignore[arg-type] - what is called is there
+
+
+def test_each_chunk_carries_the_entries_that_were_fed_since_the_one_before() -> None:
+    stream = claimed(keeps_entries=True)
+    entries = [entry(index, token_id) for index, token_id in enumerate((2, 3, 5, 8, 4))]
+    chunks = [step.chunk for step in stream.work_off(entries).steps if step.chunk]
+    assert [(chunk.seq, chunk.entries) for chunk in chunks] == [
+        (0, tuple(entries[:2])),
+        (1, tuple(entries[2:3])),
+    ]
+    last, terminal = stream.close(END)
+    assert last is not None
+    assert (last.seq, last.entries) == (2, tuple(entries[3:]))
+    assert terminal.seq == 3
+
+
+def test_chunks_carry_nothing_where_nobody_could_go_on() -> None:
+    (step,) = claimed().work_off([entry(0, 3)]).steps
+    assert step.chunk is not None
+    assert step.chunk.entries == ()
+
+
+def test_messages_of_an_earlier_owner_are_made_again_and_not_published() -> None:
+    stream = claimed(epoch=2, first_seq=2)
+    steps = stream.work_off([entry(index, 1 + 2 * index) for index in range(3)]).steps
+    published = [step.chunk for step in steps if step.chunk]
+    assert [(chunk.epoch, chunk.seq, chunk.chunks) for chunk in published] == [(2, 2, (b"5",))]
+    assert stream.close(END)[1].seq == 4

@@ -105,7 +105,7 @@ class FrameLink:
     def resync(self, stream_id: int, index: int) -> None:
         """Send the stream again from entry `index`; a wrong number from the wire is cut to what there is."""
         source = self._sources.get(stream_id)
-        if source is not None:
+        if source is not None and (index < len(source.log) or source.end is not None):
             self._cursors[stream_id] = max(0, min(index, len(source.log)))
             self._ends_due.add(stream_id)
             self.notify(stream_id)

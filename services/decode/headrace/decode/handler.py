@@ -5,36 +5,44 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from typing import Any
 
 import msgspec
 
+from headrace.decode.pending import AttemptFailedError
 from headrace.decode.prefill_leg import PrefillLeg
 from headrace.decode.prefix_index import PrefixIndex
 from headrace.decode.priority import engine_priority
 from headrace.decode.stream import Stream
 from headrace.engine.interface import DecodeEngine
 from headrace.shared import token_ids
-from headrace.shared.errors import (
-    EngineRequestError,
-    HandoffError,
-    NoWorkerError,
-    RequestError,
-)
+from headrace.shared.errors import EngineRequestError, HandoffError, NoWorkerError, RequestError
+from headrace.shared.intake import all_or_none
 from headrace.shared.messages import Handoff, Job, Prompt, Timings
+
+MAX_RETRIES_HERE = 1
+"""Of a prompt that this worker's own engine failed to compute."""
 
 
 class PullFailedError(EngineRequestError):
     """The KV cache could not be pulled; nothing was emitted, so the prompt may be computed again."""
 
 
+class NothingEmittedError(EngineRequestError):
+    """The engine failed this prompt before any of its choices had a token ID."""
+
+
 class Stopwatch:
     """Collects the timings of one job while it runs."""
 
-    def __init__(self, job: Job, *, instance: str, now: Callable[[], float]) -> None:
+    def __init__(
+        self, job: Job, *, instance: str, now: Callable[[], float], is_continued: bool = False
+    ) -> None:
+        """`is_continued`: another worker had the first token ID; when, nobody knows any more."""
         self._now = now
+        self._is_continued = is_continued
         taken = now()
         self._accepted = job.timings.accepted if job.timings.accepted is not None else taken
         self._first: float | None = None
@@ -66,7 +74,7 @@ class Stopwatch:
 
     def read(self, num_output_token_ids: int) -> Timings:
         """Return all that is known now."""
-        if self._first is not None:
+        if self._first is not None and not self._is_continued:
             self.add(first_token_s=self._first - self._accepted, decode_s=self._last - self._first)
         self.add(num_output_token_ids=num_output_token_ids)
         return self._timings
@@ -106,18 +114,21 @@ class DecodeHandler:
     async def _prompt(
         self, job: Job, number: int, prompt: Prompt, stream: Stream, watch: Stopwatch
     ) -> None:
+        """Get the prompt computed, and its choices generated, in at most `decode.max_attempts` attempts.
+
+        A prefill worker that failed this prompt is not asked again; the last attempt computes it here. Nothing is
+        tried again once a choice has a token ID.
+        """
+        failed: set[str] = set()  # prefill workers
+        num_failed_here = 0
         for attempt in range(1, self._max_attempts + 1):
             handoff = None
-            if attempt < self._max_attempts and self._wants_remote(prompt):
+            if attempt < self._max_attempts and self._wants_remote(prompt, failed):
                 try:
-                    handoff = await self._leg.compute(job, prompt)
+                    handoff = await self._leg.compute(job, prompt, failed)
                 except NoWorkerError:
                     pass  # nobody is left to ask: computed here
-                except HandoffError:
-                    continue
-                except RequestError as error:
-                    if not error.retryable:
-                        raise
+                except (AttemptFailedError, HandoffError):
                     continue
             if handoff is None:
                 self.num_local_prefills += 1
@@ -126,20 +137,30 @@ class DecodeHandler:
                 watch.prefilled_by(handoff)
             try:
                 await self._choices(job, number, prompt, handoff, stream, watch, attempt)
-            except PullFailedError:
+            except (PullFailedError, HandoffError):
+                if handoff is not None:
+                    failed.add(handoff.prefill_instance)
+                    self._leg.not_pulled(handoff)
                 continue
+            except NothingEmittedError:
+                num_failed_here += 1
+                if num_failed_here > MAX_RETRIES_HERE or attempt == self._max_attempts:
+                    raise
+                continue
+            if handoff is not None:
+                self._leg.pulled(handoff)
             self._index.add(prompt.token_ids, prompt.cache_salt)
             return
         raise EngineRequestError(
             f"request {job.request_id} failed {self._max_attempts} times (decode.max_attempts)"
         )
 
-    def _wants_remote(self, prompt: Prompt) -> bool:
+    def _wants_remote(self, prompt: Prompt, failed: set[str]) -> bool:
         length = token_ids.count(prompt.token_ids)
         cached = self._index.num_cached(prompt.token_ids, prompt.cache_salt)
         if prompt.prompt_logprobs is not None:
             cached = 0  # what is in the cache has none: all of the prompt is computed
-        return length - cached >= self._threshold and self._leg.has_worker
+        return length - cached >= self._threshold and self._leg.has_worker(failed)
 
     async def _choices(
         self,
@@ -154,7 +175,7 @@ class DecodeHandler:
         """Generate the n choices of a prompt: the first pulls the KV, the others find it in the cache."""
         ids = token_ids.unpack(prompt.token_ids)
         first_token = asyncio.Event()
-        given_to_engine = asyncio.Event()
+        pulled = asyncio.Event()
 
         async def choice(i: int, kv_transfer_params: dict[str, Any] | None) -> None:
             index = number * job.n + i
@@ -172,7 +193,6 @@ class DecodeHandler:
                     first_token.set()
 
         async def generated(i: int, index: int, kv_transfer_params: dict[str, Any] | None) -> None:
-            given_to_engine.set()
             emitted = False
             outputs = self._engine.generate(
                 f"{job.request_id}-{index}-{attempt}",
@@ -197,6 +217,7 @@ class DecodeHandler:
                     if not emitted:
                         _note_first(output, watch)
                         emitted = True
+                        pulled.set()
                         if handoff is not None and i == 0:
                             output = dataclasses.replace(
                                 output, prompt_logprobs=handoff.prompt_logprobs
@@ -210,8 +231,15 @@ class DecodeHandler:
 
         try:
             await all_or_none(started(i) for i in range(job.n))
+        except PullFailedError:
+            raise
+        except RequestError as error:
+            if first_token.is_set() or not error.retryable:
+                raise
+            raise NothingEmittedError(str(error)) from error
         finally:
-            if handoff is not None and not given_to_engine.is_set():
+            if handoff is not None and not pulled.is_set():
+                # Also when the engine has it already: a cancel may come before it has begun to pull.
                 self._leg.release(handoff)
 
 
@@ -220,14 +248,3 @@ def _note_first(output: Any, watch: Stopwatch) -> None:
     watch.add(num_cached_token_ids=output.num_cached_token_ids)
     if output.kv_transfer_s is not None:
         watch.add(kv_transfer_s=output.kv_transfer_s, kv_transfer_bytes=output.kv_transfer_bytes)
-
-
-async def all_or_none(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run all to their end; the first error cancels the rest, waits for them, and is raised as it is."""
-    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

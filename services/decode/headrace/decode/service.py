@@ -6,32 +6,39 @@ import asyncio
 import itertools
 import logging
 import time
+from collections.abc import Coroutine
 from typing import Any
 
 from headrace.decode import engine as engines
-from headrace.decode.frames import FrameLink
-from headrace.decode.handler import DecodeHandler, Stopwatch, all_or_none
+from headrace.decode.continuation import may_continue
+from headrace.decode.handler import DecodeHandler, Stopwatch
+from headrace.decode.links import Links
+from headrace.decode.owned import Owned
+from headrace.decode.ownership import Ownership
 from headrace.decode.peers import Peers
+from headrace.decode.preemption import Preemption
 from headrace.decode.prefill_leg import PrefillLeg
 from headrace.decode.prefix_index import PrefixIndex
 from headrace.decode.stream import Stream
+from headrace.decode.takeover import Start, Succession
 from headrace.engine.interface import DecodeEngine, EngineInfo, watch_engine
 from headrace.shared import subjects, wire
 from headrace.shared.broker import Delivery, Received, WorkQueue
+from headrace.shared.choices import check_choices
 from headrace.shared.contract import contract, served_name
 from headrace.shared.errors import (
+    BadRequestError,
     CancelledRequestError,
     EngineRequestError,
     ExpiredError,
+    MalformedMessageError,
     NoWorkerError,
     RequestError,
     WireError,
 )
-from headrace.shared.intake import Intake, Slots, guarded
+from headrace.shared.intake import Intake, Slots, all_or_none, guarded
 from headrace.shared.messages import (
-    Chunk,
     Credit,
-    Frame,
     Job,
     OpenStream,
     Resync,
@@ -41,9 +48,9 @@ from headrace.shared.messages import (
     StreamOpened,
     StreamRefused,
     StreamUnknown,
-    Terminal,
 )
 from headrace.shared.openai_errors import failure_of
+from headrace.shared.readers import READER_GONE
 from headrace.shared.settings import EngineKind, Settings
 from headrace.shared.subjects import Lane, Role
 from headrace.shared.worker import Worker, joined, status_of, terminal_of
@@ -51,9 +58,7 @@ from headrace.shared.worker import Worker, joined, status_of, terminal_of
 logger = logging.getLogger(__name__)
 
 CLAIM_TIMEOUT_S = 2.0
-LINK_CHECK_S = 0.5
 END_GRACE_S = 10.0
-MAX_LINKS_REMEMBERED = 1_000
 
 
 async def run(settings: Settings, *, engine: EngineKind, stop: asyncio.Event) -> None:
@@ -74,7 +79,10 @@ async def run(settings: Settings, *, engine: EngineKind, stop: asyncio.Event) ->
             stop=stop,
         ) as worker:
             service = DecodeService(settings, worker, decode_engine, info)
-            await guarded(service.serve(stop), watch_engine(decode_engine))
+            watch = watch_engine(
+                decode_engine, stuck_s=settings.decode.engine_stuck_s, on_dead=worker.fail
+            )
+            await guarded(service.serve(stop), watch)
     finally:
         await decode_engine.shutdown()
 
@@ -92,17 +100,20 @@ class DecodeService:
         self._slots = Slots(worker.slots)
         self._stream_ids = itertools.count(1)
         self._streams: dict[int, Stream] = {}
-        self._links: dict[str, tuple[FrameLink, asyncio.Task[None]]] = {}
-        self._last_seqs: dict[str, int] = {}
-        self._owned: dict[tuple[str, str], asyncio.Future[bool]] = {}
+        self._links = Links(worker)
+        self._preemption = Preemption(self._slots.notify)
+        self._succession = Succession(worker, engine)
+        self._ownership = Ownership(worker, self._succession)
+        self._checks: set[asyncio.Task[None]] = set()
+        self._peers = Peers(worker, engine)
         self._leg = PrefillLeg(
             worker,
             engine,
             info,
+            self._peers,
             timeout_s=self._settings.prefill_timeout_s,
             margin_s=self._settings.handoff_margin_s,
         )
-        self._peers = Peers(worker, engine)
         self._handler = DecodeHandler(
             engine,
             self._leg,
@@ -116,6 +127,7 @@ class DecodeService:
         """Take jobs until `stop`, then drain."""
         await self._leg.start()
         await self._worker.broker.subscribe(subjects.ctl(self._worker.instance), self._on_control)
+        await self._ownership.start()
         queues = [WorkQueue.job(self._worker.pool, lane) for lane in Lane]
         intake = Intake(
             self._worker.broker,
@@ -123,17 +135,19 @@ class DecodeService:
             self._slots,
             lambda delivery: self._worker.settle(delivery, self._work, self._give_up),
             on_stop=lambda: self._worker.enter("draining"),
+            preemption=self._preemption,
         )
         await self._peers.greet_all()
         await self._worker.enter("ready")
         try:
             await guarded(
                 intake.run(stop, drain_timeout_s=self._settings.drain_timeout_s),
-                all_or_none([self._watch_links(), self._peers.run()]),
+                all_or_none([self._links.watch(), self._peers.run(), self._ownership.watch()]),
             )
         finally:
-            for _, task in self._links.values():
-                task.cancel()
+            self._links.close()
+            for check in self._checks:
+                check.cancel()
 
     async def _work(self, delivery: Delivery) -> None:
         try:
@@ -141,95 +155,135 @@ class DecodeService:
             subjects.out(
                 job.tenant, job.request_id
             )  # names that no answer could be published under
+            self._check_subject(job, delivery)
         except WireError as error:
             await self._worker.dead_letter(delivery, str(error))
             return
-        if job.contract != self._worker.contract:
-            await self._other_contract(job, delivery)
+        try:
+            self._check_servable(job)
+        except RequestError as error:
+            await self._publish_failure(job, error)
+            await delivery.ack()
             return
-        key = (job.tenant, job.request_id)
         async with delivery.keep_alive():
-            if (
-                key in self._owned
-            ):  # this worker was away for longer than ack_wait, and has it still
-                if await self._owned[key]:
-                    await delivery.ack()
-                else:
-                    await delivery.nak()
-                return
-            ended = self._owned[key] = asyncio.get_running_loop().create_future()
+            owned = self._ownership.get(job)
+            if owned is not None:  # this worker was away for longer than ack_wait, and has it still
+                await self._wait_for(owned, delivery)
+            else:
+                await self._take_on(job, delivery)
+
+    async def _wait_for(self, owned: Owned, delivery: Delivery) -> None:
+        """Settle a job that came again to the worker that has it, as it ends there."""
+        if await asyncio.shield(owned.ended):
+            await delivery.ack()
+        elif not owned.is_superseded:  # else it is another worker's, and not to be disturbed
+            await delivery.nak()
+
+    async def _take_on(self, job: Job, delivery: Delivery) -> None:
+        """Own a job until it is acked, goes back, or another worker takes it over."""
+        with self._ownership.hold(job, delivery.num_delivered) as owned:
             try:
-                if delivery.num_delivered == 1 or await self._may_run_again(job):
-                    await self._own(job, delivery.num_delivered)
+                await self._answer(owned, delivery)
+                await self._ownership.check(owned)
                 await delivery.ack()
-                ended.set_result(True)
-            finally:
-                del self._owned[key]
-                if not ended.done():
-                    ended.set_result(False)
+                owned.ended.set_result(True)
+            except asyncio.CancelledError:
+                if not (owned.is_superseded or owned.is_given_back) or owned.task.uncancel() > 0:
+                    raise
+                await self._let_go(owned, delivery)
+
+    async def _let_go(self, owned: Owned, delivery: Delivery) -> None:
+        if owned.is_superseded:
+            logger.warning(
+                "another worker has taken the job over",
+                extra={"action": "job_superseded", "request_id": owned.job.request_id},
+            )
+            return
+        logger.info(
+            "job given back: a more urgent one needs its slots",
+            extra={"action": "job_preempted", "request_id": owned.job.request_id},
+        )
+        await self._worker.hand_back(delivery)
+
+    async def _answer(self, owned: Owned, delivery: Delivery) -> None:
+        start: Start | None = Start(epoch=owned.epoch)
+        if delivery.num_delivered > 1:
+            start = await self._succession.begin(owned.job, delivery.num_delivered)
+        elif await self._succession.has_result(owned.job):  # it was submitted twice
+            start = None
+        if start is not None:
+            owned.epoch = start.epoch
+            await self._own(owned, start, delivery.reply)
+
+    def _check_subject(self, job: Job, delivery: Delivery) -> None:
+        """The broker's permissions and limits hold a tenant to its subject, not to what stands in the job."""
+        if delivery.subject != subjects.job(self._worker.pool, job.tenant, job.lane):
+            raise MalformedMessageError(
+                f"a job of tenant {job.tenant}, lane {job.lane}, came on {delivery.subject}"
+            )
 
     async def _give_up(self, delivery: Delivery) -> None:
         job = wire.decode(delivery.payload, Job)
         await self._publish_failure(job, EngineRequestError("this request made decode fail"))
 
-    async def _other_contract(self, job: Job, delivery: Delivery) -> None:
-        """End a job that came on this contract's queue under another one: whoever published it is wrong."""
-        error = NoWorkerError(
-            f"request {job.request_id} was rendered under contract {job.contract}, and published to workers of "
-            f"{self._worker.contract}"
-        )
-        await self._publish_failure(job, error)
-        await delivery.ack()
+    def _check_servable(self, job: Job) -> None:
+        """Refuse what render would not have published: whoever published it is wrong. Raises: RequestError."""
+        if job.contract != self._worker.contract:
+            raise NoWorkerError(
+                f"request {job.request_id} was rendered under contract {job.contract}, and published to workers "
+                f"of {self._worker.contract}"
+            )
+        check_choices(job.n, len(job.prompts), self._settings.max_choices)
 
-    async def _may_run_again(self, job: Job) -> bool:
-        """Decide on a job whose last owner is gone: it starts again only if nobody has seen a part of it."""
-        result = subjects.res(job.tenant, job.request_id)
-        if job.lane is not Lane.RT and await self._worker.broker.last(result) is not None:
-            return False
-        seen = await self._worker.broker.replay(subjects.out(job.tenant, job.request_id))
-        messages = [wire.decode(received.payload, Chunk, Terminal) for received in seen]
-        if any(isinstance(message, Terminal) for message in messages):
-            return False
-        chunks = [message for message in messages if isinstance(message, Chunk)]
-        if not chunks:
-            return True
-        error = EngineRequestError(
-            "the decode worker of this request ended in the middle of the answer"
-        )
-        terminal = terminal_of(
-            job.request_id, error, seq=max(chunk.seq for chunk in chunks) + 1, timings=job.timings
-        )
-        await self._worker.publish_terminal(job.tenant, job.lane, terminal)
-        return False
-
-    async def _own(self, job: Job, epoch: int) -> None:
-        """Bring a job to its terminal, as its `epoch`-th owner."""
+    async def _own(self, owned: Owned, start: Start, hand_back: str) -> None:
+        """Bring a job to its terminal, as its `start.epoch`-th owner."""
+        job = owned.job
         extra_slots = len(job.prompts) * job.n - 1
         stream = Stream(
             job,
             next(self._stream_ids),
-            epoch=epoch,
+            start=start,
+            keeps_entries=self._may_continue(job),
+            hand_back=hand_back,
             decode_instance=self._worker.instance,
             claim=self._claim,
-            link_to=self._link_to,
+            link_to=self._links.to,
         )
         self._streams[stream.stream_id] = stream
         self._slots.take(extra_slots)
         delivery = asyncio.create_task(stream.deliver())
         try:
-            await self._run(job, stream, delivery)
+            await self._run(owned, stream, start, delivery)
         finally:
             delivery.cancel()
             self._slots.give(extra_slots)
             del self._streams[stream.stream_id]
+            if owned.is_given_back and stream.derender_instance:
+                self._spawn(self._links.tell_gone(stream.derender_instance, stream.stream_id))
 
-    async def _run(self, job: Job, stream: Stream, delivery: asyncio.Task[None]) -> None:
-        watch = Stopwatch(job, instance=self._worker.instance, now=time.time)
+    def _may_continue(self, job: Job) -> bool:
+        try:
+            return may_continue(job, self._engine)
+        except BadRequestError:
+            return False  # the engine will say so too, and with that the request ends
+
+    async def _run(
+        self, owned: Owned, stream: Stream, start: Start, delivery: asyncio.Task[None]
+    ) -> None:
+        job = owned.job
+        watch = Stopwatch(
+            job,
+            instance=self._worker.instance,
+            now=time.time,
+            is_continued=start.continuation is not None,
+        )
         error: RequestError | None = None
         try:
-            await self._generate(job, stream, watch, delivery)
+            with self._preemption.running(owned, stream):
+                await self._generate(job, stream, start, watch, delivery)
         except RequestError as failed:
             error = failed
+        await self._ownership.check(owned)
         timings = watch.read(stream.log.num_token_ids)
         self._log_end(job, error, stream)
         stream.finish(
@@ -245,25 +299,38 @@ class DecodeService:
             async with asyncio.timeout(max(0.0, job.deadline - time.time()) + END_GRACE_S):
                 await delivery
         except RequestError as refused:
-            await self._publish_failure(job, error or refused)
+            await self._publish_failure(job, error or refused, epoch=start.epoch)
         except TimeoutError:
-            await self._publish_failure(
-                job, error or NoWorkerError("no derender worker took the answer in time")
-            )
+            late = NoWorkerError("no derender worker took the answer in time")
+            await self._publish_failure(job, error or late, epoch=start.epoch)
 
     async def _generate(
-        self, job: Job, stream: Stream, watch: Stopwatch, delivery: asyncio.Task[None]
+        self,
+        job: Job,
+        stream: Stream,
+        start: Start,
+        watch: Stopwatch,
+        delivery: asyncio.Task[None],
     ) -> None:
         """Generate until the end, the deadline, a cancel, or a derender worker's refusal."""
         reason = self._worker.cancels.reason(job.tenant, job.request_id, job.timings.accepted)
+        reader = job.reader if job.lane is Lane.RT else None
+        if reason is None and self._worker.readers.is_gone(reader):
+            reason = READER_GONE
         if reason is not None:
             raise CancelledRequestError(f"request {job.request_id} was cancelled: {reason}")
         remaining = job.deadline - time.time()
         if remaining <= 0:
             raise ExpiredError(f"request {job.request_id} waited for decode past its deadline")
-        work = asyncio.create_task(self._handler.generate(job, stream, watch))
+        rest = job if start.continuation is None else start.continuation.rest
+        if rest is None:
+            return  # all of it was generated before
+        work = asyncio.create_task(self._handler.generate(rest, stream, watch))
         cancelled: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._worker.cancels.watch(job.tenant, job.request_id, cancelled.set_result)
+        unwatch = self._worker.readers.watch(
+            reader, lambda: self._worker.cancel(job.tenant, job.request_id, READER_GONE)
+        )
         try:
             ends: set[asyncio.Future[Any]] = {work, cancelled, delivery}
             await asyncio.wait(ends, timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
@@ -279,14 +346,14 @@ class DecodeService:
             else:
                 raise ExpiredError(f"request {job.request_id} ran past its deadline")
         finally:
-            self._worker.cancels.unwatch(job.tenant, job.request_id)
+            unwatch()
+            self._worker.cancels.unwatch(job.tenant, job.request_id, cancelled.set_result)
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
 
-    async def _publish_failure(self, job: Job, error: RequestError) -> None:
-        await self._worker.publish_terminal(
-            job.tenant, job.lane, terminal_of(job.request_id, error, timings=job.timings)
-        )
+    async def _publish_failure(self, job: Job, error: RequestError, *, epoch: int = 0) -> None:
+        terminal = terminal_of(job.request_id, error, epoch=epoch, timings=job.timings)
+        await self._worker.publish_terminal(job.tenant, job.lane, terminal, reply_to=job.reply_to)
 
     def _log_end(self, job: Job, error: RequestError | None, stream: Stream) -> None:
         logger.info(
@@ -309,55 +376,6 @@ class DecodeService:
         except WireError as error:
             raise NoWorkerError(f"unreadable answer from derender: {error}") from None
 
-    def _link_to(self, derender_instance: str) -> FrameLink:
-        """Return the link to a derender worker, one for all streams."""
-        if derender_instance not in self._links:
-
-            async def send(frame: Frame) -> None:
-                await self._worker.broker.publish(
-                    subjects.frames(derender_instance), wire.encode(frame)
-                )
-
-            link = FrameLink(
-                self._worker.instance,
-                derender_instance,
-                send,
-                now=time.monotonic,
-                first_seq=self._last_seqs.pop(derender_instance, 0),
-            )
-            self._links[derender_instance] = (link, asyncio.create_task(link.run()))
-        return self._links[derender_instance][0]
-
-    async def _watch_links(self) -> None:
-        """Give up derender workers that said goodbye, fell silent, or acknowledge nothing."""
-        alive: set[str] = set()
-        while True:
-            await asyncio.sleep(LINK_CHECK_S)
-            before, alive = alive, {worker.instance for worker in self._worker.table.workers()}
-            for instance, (link, task) in list(self._links.items()):
-                if not self._worker.broker.is_connected:
-                    link.pause()
-                elif (
-                    link.is_stalled or task.done() or (instance in before and instance not in alive)
-                ):
-                    self._give_up_link(instance, link, task)
-                else:
-                    await link.probe()
-
-    def _give_up_link(self, instance: str, link: FrameLink, task: asyncio.Task[None]) -> None:
-        logger.warning(
-            "derender worker %s is lost, its %d streams move",
-            instance,
-            link.num_streams,
-            extra={"action": "derender_lost", "worker": instance},
-        )
-        del self._links[instance]
-        self._last_seqs[instance] = link.seq
-        while len(self._last_seqs) > MAX_LINKS_REMEMBERED:
-            del self._last_seqs[next(iter(self._last_seqs))]
-        task.cancel()
-        link.fail()
-
     def _on_control(self, received: Received) -> None:
         try:
             message = wire.decode(
@@ -369,11 +387,13 @@ class DecodeService:
             )
             return
         if isinstance(message, Credit):
-            link = self._links.get(message.derender_instance)
-            if link is not None:
-                link[0].credit(message.seq)
+            self._links.credit(message)
             return
         stream = self._streams.get(message.stream_id)
+        if isinstance(message, Resync) and message.derender_instance:
+            if stream is None or not stream.is_with(message.derender_instance):
+                self._spawn(self._links.tell_gone(message.derender_instance, message.stream_id))
+                return
         if stream is None:
             return
         if isinstance(message, StopChoice):
@@ -381,9 +401,24 @@ class DecodeService:
         elif isinstance(message, StreamDone):
             stream.done()
         elif isinstance(message, StreamUnknown):
-            stream.lost(message.derender_instance)
+            self._spawn(self._on_unknown(stream, message.derender_instance))
         else:
             stream.resync(message.index)
+
+    async def _on_unknown(self, stream: Stream, derender_instance: str) -> None:
+        """A derender worker has dropped the stream: because of a takeover, or it has to be claimed again."""
+        owned = self._ownership.get(stream.job)
+        if owned is None or owned.is_doubted:
+            return  # the answer to the first of its frames is enough
+        owned.is_doubted = True
+        if not await self._ownership.doubt(owned):
+            stream.lost(derender_instance)
+        owned.is_doubted = False
+
+    def _spawn(self, check: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(check)
+        self._checks.add(task)
+        task.add_done_callback(self._checks.discard)
 
     def _describe(self) -> dict[str, object]:
         stats = self._engine.stats()

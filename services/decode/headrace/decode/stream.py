@@ -9,6 +9,7 @@ from typing import Any
 
 from headrace.decode.frames import FrameLink
 from headrace.decode.stream_log import StreamLog
+from headrace.decode.takeover import Start
 from headrace.engine.interface import DecodeOutput
 from headrace.shared.errors import BrokerError, NoWorkerError
 from headrace.shared.messages import Job, OpenStream, StreamEnd, StreamOpened, StreamRefused
@@ -28,15 +29,24 @@ class Stream:
         job: Job,
         stream_id: int,
         *,
-        epoch: int,
+        start: Start,
         decode_instance: str,
         claim: Callable[[OpenStream], Awaitable[StreamOpened | StreamRefused]],
         link_to: Callable[[str], FrameLink],
+        keeps_entries: bool = False,
+        hand_back: str = "",
     ) -> None:
+        """`keeps_entries` and `hand_back` are those of `OpenStream`."""
         self.job = job
         self.log = StreamLog(stream_id)
+        self._first_seq = 0
+        if start.continuation is not None:
+            self.log.preset(start.continuation.entries)
+            self._first_seq = start.continuation.first_seq
         self.end: StreamEnd | None = None
-        self._epoch = epoch
+        self._epoch = start.epoch
+        self.keeps_entries = keeps_entries
+        self._hand_back = hand_back
         self._decode_instance = decode_instance
         self._claim = claim
         self._link_to = link_to
@@ -51,6 +61,11 @@ class Stream:
     def stream_id(self) -> int:
         """Names the stream between decode and derender."""
         return self.log.stream_id
+
+    @property
+    def derender_instance(self) -> str:
+        """The derender worker that holds it, or held it last. Empty: none did yet."""
+        return self._derender_instance
 
     def add(self, choice: int, output: DecodeOutput) -> None:
         """Append what a step gave a choice."""
@@ -83,6 +98,10 @@ class Stream:
         """This derender worker is gone, or does not know the stream; another one may hold it already."""
         if derender_instance == self._derender_instance:
             self._lost.set()
+
+    def is_with(self, derender_instance: str) -> bool:
+        """Whether this derender worker is the one that holds the stream."""
+        return derender_instance == self._derender_instance
 
     def done(self) -> None:
         """The terminal is published."""
@@ -122,6 +141,9 @@ class Stream:
                 stream_id=self.stream_id,
                 attempt=attempt,
                 epoch=self._epoch,
+                first_seq=self._first_seq,
+                keeps_entries=self.keeps_entries,
+                hand_back=self._hand_back,
                 decode_instance=self._decode_instance,
                 job=self.job,
             )

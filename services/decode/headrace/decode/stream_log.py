@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from headrace.engine.interface import DecodeOutput
 from headrace.shared import token_ids
@@ -46,6 +46,18 @@ class StreamLog:
             self._logprobs[index] = output.logprobs
         if output.prompt_logprobs is not None:
             self._prompt_logprobs[index] = output.prompt_logprobs
+
+    def preset(self, entries: Iterable[Tokens]) -> None:
+        """Begin with what another worker's log began with. Raises: MalformedMessageError."""
+        for entry in entries:
+            output = DecodeOutput(
+                token_ids=token_ids.unpack(entry.token_ids),
+                finish_reason=entry.finish_reason,
+                stop_reason=entry.stop_reason,
+                logprobs=entry.logprobs,
+                prompt_logprobs=entry.prompt_logprobs,
+            )
+            self.add(entry.choice, output)
 
     def entries(self, start: int) -> Iterator[Tokens]:
         """Yield the entries from `start` on, as they go on the wire."""

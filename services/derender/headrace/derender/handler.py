@@ -12,7 +12,7 @@ from headrace.derender.renderer import AnswerStream
 from headrace.shared import prompt_logprobs, token_ids
 from headrace.shared.broker.blobs import MAX_PAYLOAD_BYTES
 from headrace.shared.errors import PayloadTooLargeError, RequestError, WireError
-from headrace.shared.messages import Chunk, Job, StreamEnd, Terminal, Tokens
+from headrace.shared.messages import Chunk, Job, OpenStream, StreamEnd, Terminal, Tokens
 from headrace.shared.openai_errors import error_of
 from headrace.shared.worker import terminal_of
 
@@ -35,7 +35,9 @@ PROMPT_LOGPROB_S = 7e-6
 class Step:
     """What one entry brought about."""
 
-    chunk: Chunk | None = None  #: to publish
+    chunk: Chunk | None = (
+        None  #: to publish; None: nothing, or it was published for an earlier owner
+    )
     stopped: int | None = None  #: a choice that a stop string has ended, and decode still generates
 
 
@@ -69,16 +71,20 @@ class StreamHandler:
         answer: AnswerStream,
         *,
         instance: str,
-        epoch: int = 1,
+        claim: OpenStream | None = None,
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
         cpu: Callable[[], float] = time.thread_time,
     ) -> None:
+        """`claim` is decode's; None: a first owner's, and nobody goes on with the answer."""
         self.job = job
-        self.epoch = epoch
+        self.claim = claim or OpenStream(stream_id=0, attempt=1, decode_instance="", job=job)
         self.next_index = 0
         self._answer = answer
         self._instance = instance
+        self._entries: list[Tokens] = []
+        """Those fed since the last chunk, where chunks carry them."""
+        self._active_at = clock()
         self._now = now
         self._clock = clock
         self._cpu = cpu
@@ -119,6 +125,9 @@ class StreamHandler:
         Raises: RequestError when the answer can't be made from these token IDs.
         """
         self.next_index += 1
+        if self.claim.keeps_entries:
+            self._entries.append(entry)
+        self._active_at = self._clock()
         started = self._cpu()
         new_ids = token_ids.unpack(entry.token_ids)
         fed = self._answer.feed(
@@ -157,6 +166,14 @@ class StreamHandler:
         self._prompt_entries.pop(entry.choice, None)
         self._num_prompt_entries += num
         return num > 0
+
+    def has_been_idle(self, for_s: float) -> bool:
+        """Whether nothing came for so long, since the last entry or the last time that this was true."""
+        now = self._clock()
+        if now - self._active_at < for_s:
+            return False
+        self._active_at = now
+        return True
 
     def wants_resync(self) -> bool:
         """Return whether to ask for the missing entries now: once a gap, and again after `RESYNC_S`."""
@@ -198,23 +215,29 @@ class StreamHandler:
             status="ok",
             http_status=200,
             body=closed.body,
-            epoch=self.epoch,
+            epoch=self.claim.epoch,
         )
         return chunk, self._stamped(terminal, end)
 
     def fail(self, end: StreamEnd, error: RequestError) -> Terminal:
         """Return the terminal of an answer that ends with `error`, decode's or derender's own."""
-        terminal = terminal_of(self.job.request_id, error, seq=self._seq)
+        terminal = terminal_of(self.job.request_id, error, seq=self._seq, epoch=self.claim.epoch)
         if end.failure is not None:
             terminal = msgspec.structs.replace(terminal, status=end.status)
         return self._stamped(terminal, end)
 
-    def _chunk(self, chunks: tuple[bytes, ...]) -> Chunk:
-        chunk = Chunk(
-            request_id=self.job.request_id, seq=self._seq, chunks=chunks, epoch=self.epoch
+    def _chunk(self, chunks: tuple[bytes, ...]) -> Chunk | None:
+        entries, self._entries = tuple(self._entries), []
+        seq, self._seq = self._seq, self._seq + 1
+        if seq < self.claim.first_seq:
+            return None
+        return Chunk(
+            request_id=self.job.request_id,
+            seq=seq,
+            chunks=chunks,
+            epoch=self.claim.epoch,
+            entries=entries,
         )
-        self._seq += 1
-        return chunk
 
     def _stamped(self, terminal: Terminal, end: StreamEnd) -> Terminal:
         accepted = end.timings.accepted

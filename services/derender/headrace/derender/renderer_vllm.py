@@ -264,8 +264,9 @@ class _Server:
 
 
 def _public_id(request: VllmRequest | GenerateRequest, job: Job) -> str:
-    """Return what the answer's `id` is made of: the client's `request_id`, if the body has one."""
-    return request.request_id if "request_id" in request.model_fields_set else job.request_id
+    """Return what the answer's `id` is made of: as in vLLM's server the header's, else the body's, else a new one."""
+    is_in_body = "request_id" in request.model_fields_set
+    return request.request_id if is_in_body and not job.is_own_id else job.request_id
 
 
 def _prompt_params(job: Job, index: int, text: str | None) -> PromptParams:

@@ -7,6 +7,10 @@ import gc
 import logging
 import time
 from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
 
 from headrace.derender import renderer as renderers
 from headrace.derender.handler import StreamHandler, open_s
@@ -27,15 +31,16 @@ from headrace.shared.messages import (
     Chunk,
     Credit,
     Frame,
-    Job,
     OpenStream,
     Resync,
     StopChoice,
     StreamDone,
     StreamEnd,
+    StreamGone,
     StreamOpened,
     StreamRefused,
     StreamUnknown,
+    Takeover,
     Terminal,
     Tokens,
 )
@@ -52,7 +57,9 @@ CREDIT_FRAMES = 32
 """A credit goes back after so many frames at the latest."""
 CREDIT_S = 0.2
 """And so long after a frame at the latest."""
-SWEEP_S = 5.0
+SWEEP_S = 1.0
+IDLE_S = 3.0
+"""Without an entry for so long, a stream may be another worker's by now: decode is asked."""
 ORPHAN_GRACE_S = 30.0
 """A stream is dropped so long after its deadline, should its decode worker never end it."""
 MAX_DONE_REMEMBERED = 10_000
@@ -97,7 +104,8 @@ class DerenderService:
         self._failed: dict[StreamKey, RequestError] = {}
         self._closing: dict[StreamKey, asyncio.Task[None]] = {}
         self._done: OrderedDict[StreamKey, None] = OrderedDict()
-        self._frames: asyncio.Queue[Frame] = asyncio.Queue()
+        self._frames: asyncio.Queue[Frame | StreamGone] = asyncio.Queue()
+        self._watched: dict[str, Callable[[], None]] = {}
         self._steps = Steps(
             is_live=lambda key, stream: self._streams.get(key) is stream,
             feed=self._feed,
@@ -118,6 +126,7 @@ class DerenderService:
         opens = await broker.subscribe(
             subjects.derender_open(self._worker.slug), self._on_open, queue=QUEUE_GROUP
         )
+        await broker.subscribe(subjects.takeover_all(), self._on_takeover)
         broker.on_reconnect(self._replay)
         await self._worker.enter("ready")
         async with asyncio.TaskGroup() as group:
@@ -150,7 +159,10 @@ class DerenderService:
             )
 
     def _on_open(self, received: Received) -> None:
-        reply = asyncio.create_task(self._open(received))
+        self._reply(self._open(received))
+
+    def _reply(self, work: Coroutine[Any, Any, None]) -> None:
+        reply = asyncio.create_task(work)
         self._replies.add(reply)
         reply.add_done_callback(self._replies.discard)
 
@@ -187,19 +199,65 @@ class DerenderService:
         self._num_opening += 1
         self._empty.clear()
         try:
-            stream = await self._opened(request.job, request.epoch)
+            stream = await self._opened(request)
+            self._watch(request.decode_instance)
             self._streams[request.decode_instance, request.stream_id] = stream
         finally:
             self._num_opening -= 1
             self._note_empty()
 
-    async def _opened(self, job: Job, epoch: int) -> StreamHandler:
+    async def _opened(self, request: OpenStream) -> StreamHandler:
+        job = request.job
         answer = await self._steps.run(open_s(job), self._derenderer.open, job)
-        return StreamHandler(job, answer, instance=self._worker.instance, epoch=epoch)
+        return StreamHandler(job, answer, instance=self._worker.instance, claim=request)
+
+    def _watch(self, decode: str) -> None:
+        if decode not in self._watched:
+            self._watched[decode] = self._worker.pulse.watch(decode, lambda: self._on_lost(decode))
+
+    def _on_lost(self, decode: str) -> None:
+        """Give a killed decode worker's jobs to others at once; what is being ended here is ended first."""
+        self._watched.pop(decode, None)
+        for key, stream in list(self._streams.items()):
+            if key[0] != decode:
+                continue
+            closing = self._closing.get(key)
+            if closing is None:
+                self._forget(key)
+            self._reply(self._hand_back(stream, after=closing))
+
+    async def _hand_back(self, stream: StreamHandler, after: asyncio.Task[None] | None) -> None:
+        if after is not None:
+            await asyncio.wait({after})
+        if not stream.claim.hand_back:
+            return
+        try:
+            await self._worker.broker.hand_back(stream.claim.hand_back)
+        except BrokerError as error:
+            logger.warning(
+                "job comes again only after ack_wait: %s",
+                error,
+                extra={"action": "hand_back_failed", "request_id": stream.job.request_id},
+            )
+
+    def _on_takeover(self, received: Received) -> None:
+        """Drop what was opened for the owner before: its slot is free, and the job is not given back."""
+        try:
+            takeover = wire.decode(received.payload, Takeover)
+        except WireError as error:
+            logger.warning(
+                "unreadable takeover: %s", error, extra={"action": "takeover_unreadable"}
+            )
+            return
+        for key, stream in list(self._streams.items()):
+            job = stream.job
+            is_it = (job.tenant, job.request_id) == (takeover.tenant, takeover.request_id)
+            if is_it and stream.claim.epoch < takeover.epoch and key not in self._closing:
+                self._forget(key)
 
     def _on_frame(self, received: Received) -> None:
         try:
-            self._frames.put_nowait(wire.decode(received.payload, Frame))
+            self._frames.put_nowait(wire.decode(received.payload, Frame, StreamGone))
         except WireError as error:
             logger.warning("unreadable frame: %s", error, extra={"action": "frame_unreadable"})
 
@@ -211,15 +269,20 @@ class DerenderService:
         for key, stream in list(self._streams.items()):
             if key in self._closing:
                 continue
-            again = await self._opened(stream.job, stream.epoch)
+            # From the first message on: those of an earlier owner are gone with the broker, too.
+            again = await self._opened(msgspec.structs.replace(stream.claim, first_seq=0))
             if self._streams.get(key) is stream and key not in self._closing:
                 self._streams[key] = again
-                await self._tell(key[0], Resync(stream_id=key[1], index=0))
+                await self._ask_again(key, 0)
 
     async def _work_off(self) -> None:
         """Work off the frames one by one: the order of a stream's messages is the order of its entries."""
         while True:
             frame = await self._frames.get()
+            if isinstance(frame, StreamGone):
+                if (key := (frame.decode_instance, frame.stream_id)) not in self._closing:
+                    self._forget(key)
+                continue
             decode = frame.decode_instance
             turn = Turn()
             try:
@@ -298,10 +361,14 @@ class DerenderService:
             try:
                 if chunk is not None:
                     await self._publish(stream, chunk)
-                await self._worker.publish_terminal(job.tenant, job.lane, terminal)
+                await self._worker.publish_terminal(
+                    job.tenant, job.lane, terminal, reply_to=job.reply_to
+                )
             except RequestError as error:  # too large for the broker: the error that says so is not
                 terminal = stream.fail(end, error)
-                await self._worker.publish_terminal(job.tenant, job.lane, terminal)
+                await self._worker.publish_terminal(
+                    job.tenant, job.lane, terminal, reply_to=job.reply_to
+                )
             self._forget(key)
             self._done[key] = None
             while len(self._done) > MAX_DONE_REMEMBERED:
@@ -340,10 +407,15 @@ class DerenderService:
 
     async def _resync(self, key: StreamKey, stream: StreamHandler) -> None:
         if stream.wants_resync():
-            await self._tell(key[0], Resync(stream_id=key[1], index=stream.next_index))
+            await self._ask_again(key, stream.next_index)
+
+    async def _ask_again(self, key: StreamKey, index: int) -> None:
+        instance = self._worker.instance
+        resync = Resync(stream_id=key[1], index=index, derender_instance=instance)
+        await self._tell(key[0], resync)
 
     async def _publish(self, stream: StreamHandler, chunk: Chunk) -> None:
-        await self._worker.broker.publish(
+        await self._worker.outbox.publish(
             subjects.out(stream.job.tenant, stream.job.request_id), wire.encode(chunk)
         )
 
@@ -376,9 +448,15 @@ class DerenderService:
             gone = known - alive if self._worker.broker.is_connected else set()
             known = alive | (known - gone)
             for key, stream in list(self._streams.items()):
+                if key in self._closing:
+                    continue
                 if key[0] in gone or time.time() > stream.job.deadline + ORPHAN_GRACE_S:
                     self._forget(key)
+                elif not self._steps.is_busy(stream) and stream.has_been_idle(IDLE_S):
+                    await self._ask_again(key, stream.next_index)
             for decode in gone:
+                if (unwatch := self._watched.pop(decode, None)) is not None:
+                    unwatch()
                 self._seen.pop(decode, None)
                 self._credited.pop(decode, None)
 

@@ -1,0 +1,100 @@
+"""Which jobs are this worker's, and how it learns that one is not any more."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterator
+
+from headrace.decode.owned import Absences, JobKey, Owned
+from headrace.decode.takeover import Succession
+from headrace.shared import subjects, wire
+from headrace.shared.broker import Received
+from headrace.shared.errors import BrokerError, WireError
+from headrace.shared.messages import Job, Takeover
+from headrace.shared.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+CHECK_S = 0.5
+
+
+class Ownership:
+    """The jobs in this worker's hands.
+
+    Another worker that takes one over says so to all. Who was away may not have heard it, and reads what was
+    published of the answer: soon after an absence, and before it ends or acks the job at the latest.
+    """
+
+    def __init__(self, worker: Worker, succession: Succession) -> None:
+        self._worker = worker
+        self._succession = succession
+        self._owned: dict[JobKey, Owned] = {}
+        self._absences = Absences(lambda: worker.broker.num_losses)
+
+    async def start(self) -> None:
+        """Listen for takeovers. Raises: BrokerError."""
+        await self._worker.broker.subscribe(subjects.takeover_all(), self._on_takeover)
+
+    def get(self, job: Job) -> Owned | None:
+        """Return the job as it is owned here, if it is."""
+        return self._owned.get((job.tenant, job.request_id))
+
+    @contextlib.contextmanager
+    def hold(self, job: Job, epoch: int) -> Iterator[Owned]:
+        """Own a job while the block runs, in the current task."""
+        task = asyncio.current_task()
+        assert task is not None
+        owned = Owned(job=job, epoch=epoch, num_absences=self._absences.count(), task=task)
+        self._owned[job.tenant, job.request_id] = owned
+        try:
+            yield owned
+        finally:
+            del self._owned[job.tenant, job.request_id]
+            if not owned.ended.done():
+                owned.ended.set_result(False)
+
+    async def check(self, owned: Owned) -> None:
+        """Let go of a job that was taken over while this worker was away. Raises: BrokerError."""
+        num_absences = self._absences.count()
+        if num_absences == owned.num_absences:
+            return
+        if await self._succession.is_superseded(owned.job, owned.epoch):
+            owned.supersede()
+            await asyncio.sleep(0)  # the cancel comes through here, where it is this job's own task
+        owned.num_absences = num_absences
+
+    async def doubt(self, owned: Owned) -> bool:
+        """Let go of a job if it was taken over; return False when it was not, or nothing can be read."""
+        try:
+            if await self._succession.is_superseded(owned.job, owned.epoch):
+                owned.supersede()
+                return True
+        except BrokerError as error:
+            logger.warning("job not checked: %s", error, extra={"action": "check_failed"})
+        return False
+
+    async def watch(self) -> None:
+        """Check the jobs after each absence, until cancelled."""
+        while True:
+            await asyncio.sleep(CHECK_S)
+            self._absences.count()
+            for owned in list(self._owned.values()):
+                try:
+                    await self.check(owned)
+                except BrokerError as error:  # checked again before the ack at the latest
+                    logger.warning("job not checked: %s", error, extra={"action": "check_failed"})
+
+    def _on_takeover(self, received: Received) -> None:
+        try:
+            takeover = wire.decode(received.payload, Takeover)
+        except WireError as error:
+            logger.warning(
+                "unreadable takeover: %s", error, extra={"action": "takeover_unreadable"}
+            )
+            return
+        owned = self._owned.get((takeover.tenant, takeover.request_id))
+        is_own = takeover.decode_instance == self._worker.instance
+        if owned is not None and not is_own and takeover.epoch > owned.epoch:
+            owned.supersede()
