@@ -361,6 +361,11 @@ CHATS = [
     chat("a request ID of the caller", request_id="mine", _in_tests=True),
     chat("a request ID with quotes", request_id='the "first" \\ 1'),
     chat("a request ID in the header", _headers={"X-Request-Id": "parity-chat-{mode}"}),
+    chat(
+        "a request ID in the header and another in the body",
+        request_id="mine",
+        _headers={"X-Request-Id": "parity-both-{mode}"},
+    ),
     chat("unknown fields", frobnicate=True, metadata={"a": "b"}, store=False, service_tier="auto"),
     chat("the model named", model="smollm2-135m-instruct"),
     chat("no temperature 1", temperature=0.0, top_p=1.0, top_k=-1),

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from headrace.derender import renderer as derenderers
@@ -63,6 +64,13 @@ def renderer(_vllm: None) -> Iterator[Renderer]:
 def parsing_renderer(_vllm: None, settings: Settings) -> Iterator[Renderer]:
     """Renders with a reasoning and a tool parser."""
     yield from _started(settings)
+
+
+@pytest.fixture(scope="session")
+def strict_renderer(_vllm: None, settings: Settings) -> Iterator[Renderer]:
+    """Renders with a tool parser, and holds every tool call to the tool's schema."""
+    model = msgspec.structs.replace(settings.model, tool_strict_level="parameter")
+    yield from _started(msgspec.structs.replace(settings, model=model))
 
 
 @pytest.fixture(scope="session")

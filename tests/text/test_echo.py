@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from headrace.derender.renderer import Derenderer
@@ -77,6 +78,15 @@ def test_every_chunk_has_the_time_of_the_job_whatever_the_clients_id_is(
     chunks = [json.loads(chunk) for chunk in answer.feed(0, ids, finish_reason="stop").chunks]
     assert {chunk["created"] for chunk in chunks} == {job.created}
     assert {chunk["id"] for chunk in chunks} == {f"chatcmpl-{QUOTED}"}
+
+
+def test_the_id_of_the_header_goes_before_the_bodys_as_in_vllm(
+    derenderer: Derenderer, make_job: MakeJob, ids: list[int]
+) -> None:
+    job = make_job({"messages": USER, "request_id": "of-the-body"})
+    assert whole(derenderer, job, ids)["id"] == "chatcmpl-of-the-body"
+    job = msgspec.structs.replace(job, request_id="of-the-header", is_own_id=True)
+    assert whole(derenderer, job, ids)["id"] == "chatcmpl-of-the-header"
 
 
 @pytest.mark.parametrize("prompt", ["one two three four", [504, 3575, 282, 4649, 314]], ids=type)

@@ -21,6 +21,10 @@ pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
 USER = [{"role": "user", "content": "hi"}]
 DOCUMENT = Path(__file__).parents[2] / "docs" / "compatibility.md"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+STRICT_FUNCTION = {
+    "name": "weather",
+    "parameters": {"type": "object", "properties": {"the_only_city": {"type": "string"}}},
+}
 
 
 def render(renderer: Renderer, body: Any, endpoint: Endpoint = "chat.completions") -> Rendered:
@@ -67,6 +71,15 @@ def test_a_completion_has_a_prompt_for_each_of_its_prompts(renderer: Renderer) -
     assert len(rendered.prompts) == 2
     ids = render(renderer, {"prompt": [5, 6, 7]}, "completions").prompts[0].token_ids
     assert token_ids.unpack(ids) == [5, 6, 7]
+
+
+def test_the_strict_level_of_the_settings_holds_tool_calls_to_their_schema(
+    parsing_renderer: Renderer, strict_renderer: Renderer
+) -> None:
+    body = {"messages": USER, "tools": [{"type": "function", "function": STRICT_FUNCTION}]}
+    assert params_of(render(parsing_renderer, body)).get("structured_outputs") is None
+    grammar = params_of(render(strict_renderer, body))["structured_outputs"]
+    assert "the_only_city" in json.dumps(grammar)
 
 
 def test_reasoning_and_grammar_of_the_request_go_along(parsing_renderer: Renderer) -> None:

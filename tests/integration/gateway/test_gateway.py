@@ -3,11 +3,12 @@
 import asyncio
 import json
 
+import httpx
 import pytest
 
-from headrace.gateway.answer import Answer
 from headrace.gateway.service import run
 from headrace.shared import wire
+from headrace.shared.answer import Answer
 from headrace.shared.errors import SettingsError
 from headrace.shared.messages import Chunk, Timings
 from headrace.shared.settings import GatewaySettings, Settings
@@ -250,6 +251,7 @@ async def test_stop_lets_a_running_stream_end_and_refuses_new_requests(gateway, 
             continue
     refused = await gateway.post(stages.model)
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+    assert refused.headers["connection"] == "close"
     await stages.end(s, 1)
     assert await events_of(await answer) == ['{"text":"a"}', "[DONE]"]
     await gateway.task
@@ -306,5 +308,38 @@ async def test_a_head_beyond_all_measure_is_cut_off_and_others_are_served(gatewa
 
 async def test_a_client_that_never_finishes_its_head_is_hung_up_on(gateway, stages, monkeypatch):
     monkeypatch.setattr("headrace.gateway.http_limits.HEAD_TIMEOUT_S", 0.05)
-    assert await head(gateway, b"GET /health HT") == b""
+    answer = await head(gateway, b"GET /health HT")
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"did not arrive within 0.05 s" in answer
     assert await head(gateway, b"") == b""
+
+
+async def test_a_head_over_the_limit_is_told_the_limit(gateway, stages):
+    answer = await head(gateway, b"GET /health HTTP/1.1\r\nx: " + b"y" * 2**16)
+    status, _, body = answer.partition(b"\r\n\r\n")
+    assert status.startswith(b"HTTP/1.1 431 ")
+    assert "65,536 bytes" in json.loads(body)["error"]["message"]
+
+
+async def test_one_connection_too_many_is_told_the_limit(start_gateway, broker_settings):
+    async with start_gateway(broker_settings, max_connections=2) as gateway:
+        held = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(2)]
+        for reader, writer in held:  # the gateway has both when it has answered on both
+            writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+        answer = await head(gateway, b"")
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"retry-after: 1" in answer
+        assert b"gateway.max_connections" in answer
+        for reader, writer in held:
+            writer.close()
+            await reader.read()
+        while (await head_of_health(gateway)) != 200:
+            continue  # until the gateway has seen that the two are gone
+
+
+async def head_of_health(gateway):
+    try:
+        return (await gateway.client.get("/health")).status_code
+    except httpx.TransportError:
+        return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ import pytest
 from headrace.gateway.app import create_app
 from headrace.gateway.ask import Asker
 from headrace.gateway.handler import Handler
+from headrace.gateway.keyring import Keyring
 from headrace.gateway.link import Link
 from headrace.gateway.pace import Pace
 from headrace.shared import subjects, wire
@@ -71,6 +73,12 @@ class FakeBroker:
         self.handlers[subject] = handler
         return Subscription(self, subject)
 
+    async def stored_on(self, pattern: str) -> list[Received]:
+        return []
+
+    def on_reconnect(self, callback: Callable[[], Awaitable[None]]) -> None:
+        pass
+
     async def publish(self, subject: str, payload: bytes, headers: Any = None) -> None:
         if not self.is_connected:
             raise BrokerError("not connected")
@@ -80,7 +88,13 @@ class FakeBroker:
         self.changed.set()
 
     async def publish_durable(
-        self, subject: str, payload: bytes, *, message_id: str, headers: dict[str, str]
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        message_id: str,
+        headers: dict[str, str],
+        kept_s: float | None,
     ) -> bool:
         if self.refuse is not None:
             raise self.refuse
@@ -103,7 +117,10 @@ class FakeBroker:
         if self.num_failing_replays > 0:
             self.num_failing_replays -= 1
             raise BrokerError("no answer")
-        return list(self.captured.get(subject, ()))
+        return [
+            dataclasses.replace(received, headers={"Nats-Sequence": f"{sequence}"})
+            for sequence, received in enumerate(self.captured.get(subject, ()), 1)
+        ]
 
     def send(self, submission: Submission, *messages: Message, lose: tuple[int, ...] = ()) -> None:
         """Publish answer messages; those at the positions in `lose` are captured but not delivered."""
@@ -113,6 +130,11 @@ class FakeBroker:
             self.captured.setdefault(subject, []).append(received)
             if position not in lose and subject in self.handlers:
                 self.handlers[subject](received)
+
+    def refuse_to_store(self, submission: Submission, message: Message) -> None:
+        """Deliver a message that its stream refuses: the broker does both."""
+        subject = subjects.out(submission.tenant, submission.request_id)
+        self.handlers[subject](Received(subject, wire.encode(message)))
 
     async def until(self, condition: Callable[[], object]) -> None:
         while not condition():
@@ -223,17 +245,25 @@ class Exchange:
 
 
 class GatewayUnderTest:
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: Pace, keyring: Keyring) -> None:
         self.broker = FakeBroker()
         self.workers = FakeWorkers(beat(Role.RENDER), beat(Role.DECODE), beat(Role.DERENDER))
         self.link = Link()
         self.link.open(self.broker, self.workers)
         self.pace = pace
         self.handler = Handler(
-            self.link, tenant="default", deadline_s=600.0, pace=pace, clock=lambda: NOW
+            self.link, instance="gateway-1", deadline_s=600.0, pace=pace, clock=lambda: NOW
         )
-        asker = Asker(self.link, tenant="default", timeout_s=pace.ask_timeout_s, clock=lambda: NOW)
-        self.app = create_app(self.link, self.handler, asker, max_body_bytes=1_000, pace=pace)
+        asker = Asker(self.link, timeout_s=pace.ask_timeout_s, clock=lambda: NOW)
+        self.app = create_app(
+            self.link,
+            self.handler,
+            asker,
+            keyring=keyring,
+            tenant="default",
+            max_body_bytes=1_000,
+            pace=pace,
+        )
 
     def post(
         self,
@@ -273,9 +303,14 @@ def _pace() -> Pace:
     return Pace(silence_s=1e6, max_silence_s=1e6, grace_s=1e6, cancel_interval_s=1e6)
 
 
+@pytest.fixture(name="keyring")
+def _keyring() -> Keyring:
+    return Keyring({}, None)
+
+
 @pytest.fixture
-async def gateway(pace: Pace) -> AsyncIterator[GatewayUnderTest]:
-    gateway = GatewayUnderTest(pace)
+async def gateway(pace: Pace, keyring: Keyring) -> AsyncIterator[GatewayUnderTest]:
+    gateway = GatewayUnderTest(pace, keyring)
     yield gateway
     await gateway.handler.aclose()
 

@@ -66,6 +66,28 @@ async def test_the_clients_json_is_published_untouched(gateway, make):
     assert s.traceparent == trace
 
 
+async def test_a_timeout_in_the_body_counts_where_no_header_names_one(gateway, make):
+    gateway.broker.script = lambda s: gateway.broker.send(s, make.terminal(s, body=b"{}"))
+    await gateway.post(request_timeout=30).end()
+    await gateway.post(request_timeout=30, headers={"X-Request-Timeout": "5"}).end()
+    await gateway.post().end()
+    timeouts = [s.deadline - s.accepted for s in gateway.broker.submissions]
+    assert timeouts == pytest.approx([30, 5, 600])
+
+
+async def test_a_submission_names_the_gateway_that_waits_for_its_answer(gateway, make):
+    gateway.broker.script = lambda s: gateway.broker.send(s, make.terminal(s, body=b"{}"))
+    await gateway.post().end()
+    assert gateway.broker.submissions[0].reader == "gateway-1"
+
+
+@pytest.mark.parametrize(("headers", "is_own"), [({"X-Request-Id": "mine"}, True), ({}, False)])
+async def test_the_pipeline_is_told_whose_the_request_id_is(gateway, make, headers, is_own):
+    gateway.broker.script = lambda s: gateway.broker.send(s, make.terminal(s, body=b"{}"))
+    await gateway.post(headers=headers).end()
+    assert gateway.broker.submissions[0].is_own_id is is_own
+
+
 async def test_an_error_before_the_first_byte_has_its_own_status(gateway, make):
     for stream in (True, False):
         gateway.broker.script = lambda s: gateway.broker.send(
@@ -75,6 +97,21 @@ async def test_an_error_before_the_first_byte_has_its_own_status(gateway, make):
         answer = await gateway.post(stream=stream).end()
         assert (answer.status, answer.body) == (429, FAILURE)
         assert answer.headers["retry-after"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("http_status", "advice"),
+    [(400, None), (429, None), (500, None), (501, "false"), (503, None), (504, "false")],
+)
+async def test_a_client_is_told_where_another_attempt_is_in_vain(
+    gateway, make, http_status, advice
+):
+    """OpenAI's SDK tries 409, 429 and every 5xx again by itself, unless this header says otherwise."""
+    gateway.broker.script = lambda s: gateway.broker.send(
+        s, make.terminal(s, status="error", http_status=http_status, body=FAILURE)
+    )
+    answer = await gateway.post().end()
+    assert answer.headers.get("x-should-retry") == advice
 
 
 async def test_an_error_after_the_first_byte_is_an_event_and_then_done(gateway, make):
@@ -220,7 +257,7 @@ async def test_the_timings_of_a_request_can_be_read_for_a_while(gateway, make):
         s, make.terminal(s, body=b"{}", timings=timings)
     )
     await gateway.post(headers={"X-Request-Id": "r1"}).end()
-    record = gateway.handler.recent.get("r1")
+    record = gateway.handler.recent.get("default", "r1")
     assert (record.status, record.http_status, record.timings) == ("ok", 200, timings)
     assert record.first_byte_s == 0.0
 

@@ -160,6 +160,13 @@ async def test_a_response_is_not_stored(gateway, method, path):
     assert "'resp_1' not found: responses are not stored" in answer.json()["error"]["message"]
 
 
+async def test_input_tokens_of_responses_are_no_route_as_in_vllm(gateway):
+    transport = httpx.ASGITransport(gateway.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        answer = await client.post("/v1/responses/input_tokens", json={})
+    assert answer.status_code == 405
+
+
 @pytest.mark.parametrize(
     ("path", "endpoint"),
     [("/v1/responses", "responses"), ("/inference/v1/generate", "generate")],
@@ -169,7 +176,7 @@ async def test_what_generates_travels_as_a_submission(gateway, make, path, endpo
     answer = await gateway.post(path=path).end()
     assert (answer.status, answer.body) == (200, b"{}")
     assert gateway.broker.submissions[0].endpoint == endpoint
-    record = gateway.handler.recent.get(gateway.broker.submissions[0].request_id)
+    record = gateway.handler.recent.get("default", gateway.broker.submissions[0].request_id)
     assert record.endpoint == endpoint
 
 

@@ -20,7 +20,7 @@ async def test_a_client_that_leaves_before_the_first_byte_cancels_its_request(ga
         assert cancel.request_id == gateway.broker.submissions[0].request_id
         assert cancel.reason == "the client disconnected"
         await answer.end()
-        assert gateway.handler.recent.get(cancel.request_id).status == "cancelled"
+        assert gateway.handler.recent.get("default", cancel.request_id).status == "cancelled"
         assert gateway.handler.num_running == 0
         gateway.broker.cancels.clear()
         gateway.broker.submissions.clear()
@@ -80,7 +80,7 @@ class TestDeadline:
         await gateway.broker.until(lambda: gateway.broker.cancels)
         await gateway.broker.until(lambda: not gateway.broker.handlers)
         request_id = gateway.broker.submissions[0].request_id
-        assert gateway.handler.recent.get(request_id).status == "expired"
+        assert gateway.handler.recent.get("default", request_id).status == "expired"
 
     async def test_a_stream_that_nobody_ends_gets_an_error_event(self, gateway, make):
         gateway.broker.script = lambda s: gateway.broker.send(s, make.chunk(s, 0))
@@ -106,7 +106,7 @@ class TestDeadline:
         await blocked.wait()
         await answer.end()
         await gateway.broker.until(lambda: gateway.broker.cancels)
-        assert gateway.handler.recent.get(s.request_id).status == "expired"
+        assert gateway.handler.recent.get("default", s.request_id).status == "expired"
 
 
 class TestRepeatedCancel:

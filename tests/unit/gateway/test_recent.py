@@ -1,9 +1,14 @@
 from headrace.gateway.recent import Recent, Record
 
 
-def record(request_id):
+def record(request_id, tenant="acme"):
     return Record(
-        request_id=request_id, model="m", endpoint="completions", stream=False, accepted=0.0
+        request_id=request_id,
+        tenant=tenant,
+        model="m",
+        endpoint="completions",
+        stream=False,
+        accepted=0.0,
     )
 
 
@@ -11,6 +16,15 @@ def test_the_oldest_record_goes_first():
     recent = Recent(capacity=2)
     for request_id in ("a", "b", "c"):
         recent.add(record(request_id))
-    assert recent.get("a") is None
-    assert recent.get("b").request_id == "b"
-    assert recent.get("c").status == "running"
+    assert recent.get("acme", "a") is None
+    assert recent.get("acme", "b").request_id == "b"
+    assert recent.get("acme", "c").status == "running"
+
+
+def test_two_tenants_may_use_the_same_id():
+    recent = Recent()
+    recent.add(record("a"))
+    recent.add(record("a", "globex"))
+    recent.discard(record("a"))
+    assert recent.get("acme", "a") is None
+    assert recent.get("globex", "a").tenant == "globex"

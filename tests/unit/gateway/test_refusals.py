@@ -49,7 +49,7 @@ async def test_a_body_of_the_wrong_kind_is_refused(gateway, body, word, param):
 
 
 def test_a_body_nested_beyond_all_measure_is_refused():
-    with pytest.raises(InvalidBodyError):
+    with pytest.raises(InvalidBodyError, match="nested too deeply: 1,000 levels"):
         parse_body(b'{"a":' + b"[" * 200_000, "application/json")
 
 
@@ -109,6 +109,7 @@ class TestSlowBody:
     async def test_a_body_that_does_not_come_is_refused(self, gateway):
         answer = await gateway.post(parts=[b'{"model":'], is_complete=False).end()
         assert (answer.status, answer.error["code"]) == (408, 408)
+        assert "within 0.01 s" in answer.error["message"]
 
 
 async def test_an_unknown_model_is_a_404_as_in_vllm(gateway):
@@ -189,11 +190,18 @@ async def test_a_timeout_that_is_none_is_refused(gateway, value):
     assert (answer.status, answer.error["param"]) == (400, "X-Request-Timeout")
 
 
+@pytest.mark.parametrize("value", ["5", 0, -1, True, 86_401, []])
+async def test_a_timeout_in_the_body_that_is_none_is_refused(gateway, value):
+    answer = await gateway.post(request_timeout=value).end()
+    assert (answer.status, answer.error["param"]) == (400, "request_timeout")
+
+
 async def test_a_request_id_is_not_used_twice(gateway, make):
     gateway.broker.script = lambda s: gateway.broker.send(s, make.terminal(s, body=b"{}"))
     await gateway.post(headers={"X-Request-Id": "r1"}).end()
     answer = await gateway.post(headers={"X-Request-Id": "r1"}).end()
     assert (answer.status, answer.error["type"]) == (409, "ConflictError")
+    assert answer.headers["x-should-retry"] == "false"
     assert len(gateway.broker.submissions) == 1
 
 

@@ -19,6 +19,9 @@ def test_a_submission_survives_the_wire():
         accepted=1_800_000_000.125,
         body=b'{"a": 1}',
         traceparent=TRACE,
+        reply_to="hr.v1.reply.acme.here",
+        reader="gateway-1",
+        is_own_id=False,
     )
     headers = sent.to_headers() | {"Nats-Msg-Id": "r1"}
     assert Submission.from_received(sent.subject, headers, sent.body, now=5.0) == sent
@@ -32,6 +35,7 @@ def test_a_body_with_an_id_is_all_that_another_service_needs(lane, seconds):
     assert taken.deadline == 1_000.0 + seconds
     assert (taken.tenant, taken.slug, taken.lane) == ("acme", "m", Lane(lane))
     assert taken.traceparent is None
+    assert taken.is_own_id
 
 
 @pytest.mark.parametrize(
@@ -44,6 +48,7 @@ def test_a_body_with_an_id_is_all_that_another_service_needs(lane, seconds):
         (SUBJECT, {"Nats-Msg-Id": "r", "Hr-Deadline": "soon"}, "Hr-Deadline"),
         (SUBJECT, {"Nats-Msg-Id": "r", "Hr-Deadline": "inf"}, "Hr-Deadline"),
         (SUBJECT, {"Nats-Msg-Id": "r", "Hr-Accepted": "nan"}, "Hr-Accepted"),
+        (SUBJECT, {"Nats-Msg-Id": "r", "Hr-Reader": "a.*"}, "Hr-Reader"),
         ("hr.v1.req.acme.m", {"Nats-Msg-Id": "r"}, "hr.v1.req"),
         ("hr.v1.req.acme.m.now", {"Nats-Msg-Id": "r"}, "lane"),
         ("hr.v1.req.*.m.rt", {"Nats-Msg-Id": "r"}, "tenant"),
@@ -63,3 +68,33 @@ def test_a_submission_can_not_be_changed():
     taken = Submission.from_received(SUBJECT, {"Nats-Msg-Id": "r1"}, b"{}", now=0.0)
     with pytest.raises(AttributeError):
         taken.body = b""
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "deadline"),
+    [
+        ({}, b'{"request_timeout": 5}', 1_005.0),
+        ({}, b'{"request_timeout": null}', 1_060.0),
+        ({}, b'{"messages": "request_timeout"}', 1_060.0),
+        ({}, b'{"request_timeout": 5', 1_060.0),  # no JSON: render says so
+        ({"Hr-Deadline": "1001"}, b'{"request_timeout": 5}', 1_001.0),
+        ({"Hr-Accepted": "990"}, b'{"request_timeout": 5}', 995.0),
+    ],
+)
+def test_a_header_names_the_deadline_or_the_body_or_the_lane(headers, body, deadline):
+    taken = Submission.from_received(
+        SUBJECT,
+        {"Nats-Msg-Id": "r1", **headers},
+        body,
+        now=1_000.0,
+        default_deadline_s={Lane.RT: 60.0},
+    )
+    assert taken.deadline == deadline
+
+
+@pytest.mark.parametrize("value", [b"0", b"-1", b"86401", b'"5"', b"true", b"[]", b"9" * 400])
+def test_a_timeout_in_the_body_that_is_none_is_named(value):
+    with pytest.raises(MalformedMessageError, match="request_timeout"):
+        Submission.from_received(
+            SUBJECT, {"Nats-Msg-Id": "r1"}, b'{"request_timeout": %b}' % value, now=0.0
+        )

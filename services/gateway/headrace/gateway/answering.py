@@ -19,13 +19,22 @@ JSON = "application/json"
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 
 
-def headers_of(request_id: str, retry_after_s: float | None = None) -> dict[str, str]:
+NOT_AGAIN = frozenset({409, 501, 504})
+"""Statuses after which the same request would fare no better, and OpenAI's SDK would send it again by itself: an
+ID that was used, something that isn't there, a deadline that has passed."""
+
+
+def headers_of(
+    request_id: str, retry_after_s: float | None = None, *, http_status: int = 200
+) -> dict[str, str]:
     """Return the headers of every answer to a creating call."""
     headers = {
         "X-Request-Id": request_id,
         "Cache-Control": "no-cache",
         "X-Accel-Buffering": "no",
     }
+    if http_status in NOT_AGAIN:
+        headers["x-should-retry"] = "false"
     if retry_after_s is not None:
         headers["Retry-After"] = retry_after_header(retry_after_s)
     return headers
@@ -37,7 +46,7 @@ def error_response(error: RequestError, request_id: str) -> Response:
         error_body(error),
         status_code=error.http_status,
         media_type=JSON,
-        headers=headers_of(request_id, retry_after_of(error)),
+        headers=headers_of(request_id, retry_after_of(error), http_status=error.http_status),
     )
 
 
@@ -56,7 +65,7 @@ def terminal_response(terminal: Terminal, request_id: str) -> Response:
         body,
         status_code=status,
         media_type=JSON,
-        headers=headers_of(request_id, terminal.retry_after_s),
+        headers=headers_of(request_id, terminal.retry_after_s, http_status=status),
     )
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
 from typing import TypeVar
@@ -20,31 +19,27 @@ from starlette.responses import Response
 from headrace.gateway import models
 from headrace.gateway.answering import JSON, CallResponse, error_response, headers_of
 from headrace.gateway.ask import Asker, Question
+from headrace.gateway.auth import Gate, tenant_of
 from headrace.gateway.body import model_of, parse_body, read_body
 from headrace.gateway.call import Order
 from headrace.gateway.errors import UnavailableError
 from headrace.gateway.handler import Handler
+from headrace.gateway.keyring import Keyring
 from headrace.gateway.link import Link
 from headrace.gateway.pace import Pace
+from headrace.gateway.request_headers import request_id_of, timeout_of
 from headrace.shared.errors import (
-    BadRequestError,
     BrokerError,
     CancelledRequestError,
-    MalformedMessageError,
     RequestError,
 )
 from headrace.shared.messages import DerenderAsk, Endpoint, Failure, RenderAsk
 from headrace.shared.openai_errors import error_body
-from headrace.shared.subjects import check_token
 from headrace.shared.submission import TRACEPARENT, valid_traceparent
 
 logger = logging.getLogger(__name__)
 
 E = TypeVar("E")
-
-REQUEST_ID_HEADER = "X-Request-Id"
-TIMEOUT_HEADER = "X-Request-Timeout"
-MAX_TIMEOUT_S = 86_400.0
 
 CREATES: dict[str, Endpoint] = {
     "/v1/chat/completions": "chat.completions",
@@ -65,12 +60,20 @@ ASKS: dict[str, RenderAsk | DerenderAsk] = {
 
 
 def create_app(
-    link: Link, handler: Handler, asker: Asker, *, max_body_bytes: int, pace: Pace
+    link: Link,
+    handler: Handler,
+    asker: Asker,
+    *,
+    keyring: Keyring,
+    tenant: str,
+    max_body_bytes: int,
+    pace: Pace,
 ) -> FastAPI:
-    """Return the ASGI application."""
+    """Return the ASGI application; `tenant` is whose the requests are while no key is needed."""
     app = FastAPI(title="headrace", openapi_url=None)
     started = int(time.time())
     _handle_errors(app)
+    app.add_middleware(Gate, keyring=keyring, tenant=tenant)
 
     async def body_of(request: Request) -> bytes:
         return await read_body(
@@ -87,12 +90,13 @@ def create_app(
             fields = parse_body(body, request.headers.get("content-type", ""))
             order = Order(
                 request_id=request_id,
+                tenant=tenant_of(request),
                 is_own_id=is_own_id,
                 endpoint=endpoint,
                 model=fields.model,
                 stream=fields.stream,
                 body=body,
-                timeout_s=timeout_of(request.headers),
+                timeout_s=timeout_of(request.headers) or fields.timeout_s,
                 traceparent=valid_traceparent(request.headers.get(TRACEPARENT)),
             )
             return CallResponse(await handler.open(order), handler)
@@ -102,12 +106,14 @@ def create_app(
             return _refused(error, request_id)
 
     async def ask(request: Request, endpoint: RenderAsk | DerenderAsk) -> Response:
-        request_id, _ = request_id_of(request.headers)
+        request_id, is_own_id = request_id_of(request.headers)
         try:
             body = await body_of(request)
             handler.check_open()
             question = Question(
                 request_id=request_id,
+                tenant=tenant_of(request),
+                is_own_id=is_own_id,
                 endpoint=endpoint,
                 model=model_of(body, request.headers.get("content-type", "")),
                 body=body,
@@ -122,7 +128,7 @@ def create_app(
             answer.body,
             status_code=answer.http_status,
             media_type=JSON,
-            headers=headers_of(request_id, answer.retry_after_s),
+            headers=headers_of(request_id, answer.retry_after_s, http_status=answer.http_status),
         )
 
     for path, endpoint in CREATES.items():
@@ -178,11 +184,20 @@ def create_app(
             return error_response(UnavailableError(str(error)), uuid.uuid4().hex)
 
     @app.get("/requests/{request_id}")
-    async def recent_request(request_id: str) -> Response:
-        record = handler.recent.get(request_id)
+    async def recent_request(request: Request, request_id: str) -> Response:
+        record = handler.recent.get(tenant_of(request), request_id)
         if record is None:
             raise HTTPException(404, f"The request `{request_id}` is not among the recent ones.")
         return _json(record)
+
+    @app.post("/requests/{request_id}/cancel")
+    async def cancel_request(request: Request, request_id: str) -> Response:
+        try:
+            status = await handler.cancel(tenant_of(request), request_id)
+        except RequestError as error:
+            return _refused(error, request_id)
+        answer = {"id": request_id, "status": status}
+        return _json(answer, 202 if status == "cancelling" else 200)
 
     @app.get("/version")
     async def show_version() -> Response:
@@ -198,34 +213,6 @@ def _bound(
         return await route(request, endpoint)
 
     return bound
-
-
-def request_id_of(headers: Mapping[str, str]) -> tuple[str, bool]:
-    """Return the request's ID, and whether the client chose it (one that fits no subject is replaced)."""
-    try:
-        return check_token(headers.get(REQUEST_ID_HEADER, ""), REQUEST_ID_HEADER), True
-    except MalformedMessageError:
-        return uuid.uuid4().hex, False
-
-
-def timeout_of(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds until the deadline that the client wishes. None: it names none.
-
-    Raises: BadRequestError when they are no number of seconds up to a day.
-    """
-    text = headers.get(TIMEOUT_HEADER)
-    if text is None:
-        return None
-    try:
-        timeout_s = float(text)
-    except ValueError:
-        timeout_s = math.nan
-    if not 0 < timeout_s <= MAX_TIMEOUT_S:
-        raise BadRequestError(
-            f"{TIMEOUT_HEADER} must be seconds, above 0 and at most {MAX_TIMEOUT_S:g}, got {text!r}",
-            param=TIMEOUT_HEADER,
-        )
-    return timeout_s
 
 
 def headrace_version() -> str:

@@ -29,6 +29,8 @@ class Question:
     """What a client asks."""
 
     request_id: str  #: names it in logs
+    tenant: str  #: whose question it is
+    is_own_id: bool  #: the client chose `request_id`
     endpoint: RenderAsk | DerenderAsk  #: which endpoint the body is for
     model: str | None  #: served model name; None: the only one
     body: bytes  #: the client's own JSON
@@ -42,12 +44,10 @@ class Asker:
         self,
         link: Link,
         *,
-        tenant: str,
         timeout_s: float,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._link = link
-        self._tenant = tenant
         self._timeout_s = timeout_s
         self._clock = clock
 
@@ -79,7 +79,8 @@ class Asker:
         subject = subjects.render_ask(slug) if is_for_render else subjects.derender_ask(slug)
         ask = Ask(
             request_id=question.request_id,
-            tenant=self._tenant,
+            tenant=question.tenant,
+            is_own_id=question.is_own_id,
             endpoint=question.endpoint,
             deadline=self._clock() + timeout_s,
             body=question.body,

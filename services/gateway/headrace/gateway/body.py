@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
 
 from headrace.gateway.errors import BodyTimeoutError, InvalidBodyError
+from headrace.shared.deadlines import FIELD, timeout_s
 from headrace.shared.errors import PayloadTooLargeError
 
 MAX_INPUT_CHARS = 200  # of a wrong value that an error repeats
@@ -21,6 +23,7 @@ _FALSE = frozenset({"false", "f", "no", "n", "off", "0"})
 class _Fields(msgspec.Struct):
     model: Any = None
     stream: Any = None
+    request_timeout: Any = None
 
 
 _decoder = msgspec.json.Decoder(_Fields)
@@ -33,6 +36,8 @@ class RequestFields(msgspec.Struct, frozen=True):
     """Served model name. None or empty: not named."""
     stream: bool
     """Whether the answer goes out in chunks."""
+    timeout_s: float | None = None
+    """Until the deadline. None: not named."""
 
 
 async def read_body(
@@ -66,12 +71,17 @@ def _check_size(size: int, max_bytes: int) -> None:
 
 
 def parse_body(body: bytes, content_type: str) -> RequestFields:
-    """Return model and stream flag; all else is left to render.
+    """Return model, stream flag and timeout; all else is left to render.
 
-    Raises: InvalidBodyError, worded as vLLM's server words it.
+    Raises: InvalidBodyError, worded as vLLM's server words it; BadRequestError for a wrong timeout.
     """
     fields = _parse(body, content_type)
-    return RequestFields(model=_model(fields), stream=_as_bool(fields.stream))
+    seconds = fields.request_timeout
+    return RequestFields(
+        model=_model(fields),
+        stream=_as_bool(fields.stream),
+        timeout_s=None if seconds is None else timeout_s(seconds, FIELD),
+    )
 
 
 def model_of(body: bytes, content_type: str) -> str | None:
@@ -139,7 +149,11 @@ def _json_error(body: bytes, error: Exception) -> InvalidBodyError:
         json.loads(body)
     except json.JSONDecodeError as found:
         position, reason = found.pos, found.msg
-    except (ValueError, RecursionError):  # no text, or nested too deeply: the first parser said so
+    except RecursionError:
+        return InvalidBodyError(
+            f"the JSON is nested too deeply: {sys.getrecursionlimit():,} levels at most"
+        )
+    except ValueError:  # no text: the first parser said so
         return InvalidBodyError("There was an error parsing the body")
     loc = f"body.{position}"
     detail = _entry("json_invalid", loc, "JSON decode error", {}) | {"ctx": {"error": reason}}

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from headrace.gateway.answer import Answer
 from headrace.gateway.recent import Record
+from headrace.shared.answer import Answer
 from headrace.shared.errors import CancelledRequestError, ExpiredError, RequestError
 from headrace.shared.messages import Chunk, Endpoint, Status, Terminal
 
@@ -24,6 +24,7 @@ class Order:
     """What a client asks for."""
 
     request_id: str  #: the client's own, or a new one
+    tenant: str  #: whose request it is
     is_own_id: bool  #: the client chose `request_id`, so it may have been used before
     endpoint: Endpoint  #: which OpenAI endpoint the body is for
     model: str | None  #: served model name; None: the only one
@@ -58,6 +59,10 @@ class Call:
             last = (await self.next())[-1]
             if isinstance(last, Terminal):
                 return last
+
+    def cancel(self, reason: str) -> None:
+        """The request was cancelled: its client need not wait until the pipeline has ended it."""
+        self.answer.fail(CancelledRequestError(f"the request was cancelled: {reason}"))
 
     def disconnect(self) -> None:
         """The client is gone."""

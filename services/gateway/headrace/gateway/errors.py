@@ -2,9 +2,9 @@
 
 RequestError
 ├── InvalidBodyError        400: the body is no JSON object that a request could be
+├── UnauthorizedError       401: no API key, or one that is not good here
 ├── BodyTimeoutError        408: the body did not arrive in time
 ├── DuplicateRequestError   409: the request ID was used before
-├── AnswerLostError         500: parts of the answer were lost and cannot be had again
 └── UnavailableError        503: try again after `retry_after_s`
 """
 
@@ -28,6 +28,18 @@ class InvalidBodyError(BadRequestError):
     error_type = "Bad Request"
 
 
+class UnauthorizedError(RequestError):
+    """No API key, or one that is not good here; `challenge` is the value of `WWW-Authenticate`."""
+
+    code = "unauthorized"
+    http_status = 401
+    error_type = "AuthenticationError"
+
+    def __init__(self, message: str, *, challenge: str = "") -> None:
+        super().__init__(message)
+        self.challenge = f"Bearer {challenge}".rstrip()
+
+
 class BodyTimeoutError(RequestError):
     """The body did not arrive in time; the message names the limit in seconds."""
 
@@ -42,13 +54,6 @@ class DuplicateRequestError(RequestError):
     code = "duplicate_request"
     http_status = 409
     error_type = "ConflictError"
-
-
-class AnswerLostError(RequestError):
-    """Parts of the answer were lost and cannot be had again."""
-
-    code = "answer_lost"
-    retryable = True
 
 
 class UnavailableError(RequestError):

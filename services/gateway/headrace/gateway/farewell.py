@@ -21,9 +21,8 @@ CLOSE_TIMEOUT_S = 5.0
 class Farewell:
     """Cancels what the pipeline has not ended, and unsubscribes; beside the calls, as tasks."""
 
-    def __init__(self, link: Link, *, tenant: str, cancel_interval_s: float) -> None:
+    def __init__(self, link: Link, *, cancel_interval_s: float) -> None:
         self._link = link
-        self._tenant = tenant
         self._cancel_interval_s = cancel_interval_s
         self._brief: set[asyncio.Task[None]] = set()
         self._waiting: set[asyncio.Task[None]] = set()
@@ -75,11 +74,11 @@ class Farewell:
             self.leave(call)
 
     async def _cancel(self, call: Call, reason: str) -> None:
-        request_id = call.record.request_id
-        cancel = Cancel(request_id=request_id, tenant=self._tenant, reason=reason)
+        tenant, request_id = call.record.tenant, call.record.request_id
+        cancel = Cancel(request_id=request_id, tenant=tenant, reason=reason)
         try:
             await self._link.broker.publish(
-                subjects.cancel(self._tenant, request_id), wire.encode(cancel)
+                subjects.cancel(tenant, request_id), wire.encode(cancel)
             )
         except BrokerError as error:
             logger.warning(

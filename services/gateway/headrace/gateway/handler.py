@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from headrace.gateway.answer import Answer
 from headrace.gateway.call import Call, Order
 from headrace.gateway.errors import DuplicateRequestError, UnavailableError
 from headrace.gateway.farewell import Farewell
@@ -15,9 +14,12 @@ from headrace.gateway.link import Link
 from headrace.gateway.models import resolve_model
 from headrace.gateway.pace import Pace
 from headrace.gateway.recent import Recent, Record
-from headrace.shared import subjects
-from headrace.shared.errors import BrokerError
-from headrace.shared.messages import Status
+from headrace.shared import subjects, wire
+from headrace.shared.answer import Answer
+from headrace.shared.cancels import Cancels
+from headrace.shared.deadlines import kept_s
+from headrace.shared.errors import BadRequestError, BrokerError, MalformedMessageError
+from headrace.shared.messages import Cancel, Status
 from headrace.shared.subjects import Lane
 from headrace.shared.submission import Submission
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from headrace.shared.broker import Received
 
 DRAINING_RETRY_AFTER_S = 5.0
+CANCELLED = "by its caller"
 
 
 class Handler:
@@ -34,21 +37,22 @@ class Handler:
         self,
         link: Link,
         *,
-        tenant: str,
+        instance: str,
         deadline_s: float,
         pace: Pace,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._link = link
-        self._tenant = tenant
+        self._instance = instance
         self._deadline_s = deadline_s
         self._pace = pace
         self._clock = clock
-        self._farewell = Farewell(link, tenant=tenant, cancel_interval_s=pace.cancel_interval_s)
+        self._farewell = Farewell(link, cancel_interval_s=pace.cancel_interval_s)
         self._calls: set[Call] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self.recent = Recent()
+        self.cancels = Cancels()
         self.is_draining = False
 
     @property
@@ -69,7 +73,7 @@ class Handler:
         self.check_open()
         try:
             model = resolve_model(self._link.workers, order.model)
-            if self.recent.get(order.request_id) is not None:
+            if self.recent.get(order.tenant, order.request_id) is not None:
                 raise _duplicate(order.request_id)
             call = self._new_call(order, model)
             try:
@@ -96,6 +100,29 @@ class Handler:
             self._farewell.leave(call)
         call.log_end(reason)
 
+    async def cancel(self, tenant: str, request_id: str) -> Status | Literal["cancelling"]:
+        """Stop a tenant's request, whoever holds it, and return what is known of it then.
+
+        `cancelling`: it is not one of this gateway's; whether there is such a request, nobody here knows.
+        Raises: BadRequestError for what can't be a request ID, UnavailableError.
+        """
+        record = self.recent.get(tenant, request_id)
+        if record is not None and record.status != "running":
+            return record.status
+        try:
+            subject = subjects.cancel(tenant, request_id)
+            cancel = Cancel(request_id=request_id, tenant=tenant, reason=CANCELLED)
+            await self._link.broker.publish(subject, wire.encode(cancel))
+        except MalformedMessageError as error:
+            raise BadRequestError(str(error), param="request_id") from None
+        except BrokerError as error:
+            raise UnavailableError(f"the request was not cancelled: {error}") from error
+        if record is None:
+            return "cancelling"
+        for call in [call for call in self._calls if call.record is record]:
+            call.cancel(CANCELLED)
+        return "cancelled"
+
     def reread_all(self) -> None:
         """The connection was away: every answer may have lost messages."""
         for call in self._calls:
@@ -118,13 +145,14 @@ class Handler:
     def _new_call(self, order: Order, model: str) -> Call:
         record = Record(
             request_id=order.request_id,
+            tenant=order.tenant,
             model=model,
             endpoint=order.endpoint,
             stream=order.stream,
             accepted=self._clock(),
         )
         answer = Answer(
-            subjects.out(self._tenant, order.request_id),
+            subjects.out(order.tenant, order.request_id),
             replay=self._replay,
             spawn=self._farewell.spawn,
             pace=self._pace,
@@ -136,6 +164,7 @@ class Handler:
         )
         self.recent.add(record)
         self._calls.add(call)
+        self.cancels.watch(order.tenant, order.request_id, call.cancel)
         self._idle.clear()
         return call
 
@@ -156,7 +185,7 @@ class Handler:
             raise _duplicate(order.request_id)
         submission = Submission(
             request_id=record.request_id,
-            tenant=self._tenant,
+            tenant=record.tenant,
             slug=subjects.model_slug(record.model),
             lane=Lane.RT,
             endpoint=order.endpoint,
@@ -164,6 +193,8 @@ class Handler:
             accepted=record.accepted,
             body=order.body,
             traceparent=order.traceparent,
+            is_own_id=order.is_own_id,
+            reader=self._instance,
         )
         try:
             is_new = await broker.publish_durable(
@@ -171,6 +202,7 @@ class Handler:
                 submission.body,
                 message_id=submission.message_id,
                 headers=submission.to_headers(),
+                kept_s=kept_s(submission.lane, submission.deadline, self._clock()),
             )
         except (BrokerError, asyncio.CancelledError):
             self._farewell.cancel(call, "not accepted")  # it may be in the queue all the same
@@ -188,6 +220,7 @@ class Handler:
 
     def _drop(self, call: Call) -> None:
         self._calls.discard(call)
+        self.cancels.unwatch(call.record.tenant, call.record.request_id, call.cancel)
         if not self._calls:
             self._idle.set()
 

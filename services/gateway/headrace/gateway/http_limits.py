@@ -1,20 +1,39 @@
-"""Limits on the head of a request, which uvicorn with httptools does not have: its size, and how long it may take."""
+"""Limits that uvicorn with httptools does not have: connections, and a request's head, its size and its time."""
 
 from __future__ import annotations
 
 import asyncio
+import resource
+from http import HTTPStatus
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from headrace.shared.messages import Failure
+from headrace.shared.openai_errors import error_body
 
 MAX_HEAD_BYTES = 64 * 2**10
 """Request line and headers; a piece as the socket gives it may go beyond, once."""
 HEAD_TIMEOUT_S = 20.0
 """From the connection, or from the first byte of a later request, until the headers are whole."""
+FILES_BESIDE = 256
+"""File descriptors of a process that are no client's: the broker's, logs, modules."""
+
+
+def limited(max_connections: int) -> type[LimitedProtocol]:
+    """Return the protocol of a server that holds so many connections, and let the process have as many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = max_connections + FILES_BESIDE
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return type("LimitedProtocol", (LimitedProtocol,), {"max_connections": max_connections})
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol; too large a head is answered 431, too slow a one closed."""
+    """uvicorn's protocol; what goes beyond a limit is told which, and the connection closed."""
+
+    max_connections = 0
 
     _head_bytes = 0
     _in_head = True
@@ -23,6 +42,14 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         """Start the clock of the first head."""
         super().connection_made(transport)
+        if len(self.connections) > self.max_connections:
+            self._refuse(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                f"{self.max_connections:,} connections are open, as many as this gateway holds"
+                " (setting gateway.max_connections); try again",
+                "retry-after: 1\r\n",
+            )
+            return
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -34,9 +61,13 @@ class LimitedProtocol(HttpToolsProtocol):
         """Count what belongs to a head, and give it to the parser."""
         if self._in_head:
             self._head_bytes += len(data)
-        super().data_received(data)
+        if not self.transport.is_closing():
+            super().data_received(data)
         if self._in_head and self._head_bytes > MAX_HEAD_BYTES:
-            self._refuse()
+            self._refuse(
+                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+                f"request line and headers have more than the limit of {MAX_HEAD_BYTES:,} bytes",
+            )
 
     def on_message_begin(self) -> None:
         """A head begins."""
@@ -62,12 +93,23 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _too_slow(self) -> None:
         self._timer = None
-        if not self.transport.is_closing():
+        if self._head_bytes:
+            self._refuse(
+                HTTPStatus.REQUEST_TIMEOUT,
+                f"request line and headers did not arrive within {HEAD_TIMEOUT_S:g} s",
+            )
+        elif not self.transport.is_closing():  # connected, and never asked anything
             self.transport.close()
 
-    def _refuse(self) -> None:
-        if not self.transport.is_closing():
-            self.transport.write(
-                b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-            )
-            self.transport.close()
+    def _refuse(self, status: HTTPStatus, message: str, header: str = "") -> None:
+        if self.transport.is_closing():
+            return
+        body = error_body(
+            Failure(code="http", message=message, http_status=status, error_type=status.phrase)
+        )
+        head = (
+            f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\n{header}connection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()

@@ -15,7 +15,7 @@ class Pace:
     max_silence_s: float = (
         16.0  #: a long queue must not make every waiting request read all the time
     )
-    grace_s: float = 2.0  #: past the deadline, for the pipeline's own terminal
+    grace_s: float = 1.0  #: past the deadline, for the pipeline's own terminal
     cancel_interval_s: float = 1.0  #: a cancel is repeated: the job may still wait in a queue
     body_timeout_s: float = 60.0  #: for a request's body
     ask_timeout_s: float = 50.0  #: for a question; under a minute, for which a worker may reply

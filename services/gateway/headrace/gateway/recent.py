@@ -17,6 +17,8 @@ class Record(msgspec.Struct, kw_only=True):
 
     request_id: str
     """Names the request."""
+    tenant: str
+    """Whose request it is."""
     model: str
     """Served model name."""
     endpoint: Endpoint
@@ -42,18 +44,18 @@ class Recent:
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._capacity = capacity
-        self._records: OrderedDict[str, Record] = OrderedDict()
+        self._records: OrderedDict[tuple[str, str], Record] = OrderedDict()
 
     def add(self, record: Record) -> None:
         """Keep a new record."""
-        self._records[record.request_id] = record
+        self._records[record.tenant, record.request_id] = record
         while len(self._records) > self._capacity:
             self._records.popitem(last=False)
 
     def discard(self, record: Record) -> None:
         """Forget a record whose request was not accepted after all."""
-        self._records.pop(record.request_id, None)
+        self._records.pop((record.tenant, record.request_id), None)
 
-    def get(self, request_id: str) -> Record | None:
-        """Return the record of a request. None: unknown, or too long ago."""
-        return self._records.get(request_id)
+    def get(self, tenant: str, request_id: str) -> Record | None:
+        """Return the record of a tenant's request. None: unknown, another tenant's, or too long ago."""
+        return self._records.get((tenant, request_id))

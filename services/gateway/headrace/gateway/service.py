@@ -14,25 +14,43 @@ import uvicorn
 
 from headrace.gateway.app import create_app
 from headrace.gateway.ask import Asker
+from headrace.gateway.goodbye import Goodbye
 from headrace.gateway.handler import Handler
-from headrace.gateway.http_limits import LimitedProtocol
+from headrace.gateway.http_limits import limited
+from headrace.gateway.keyring import Keyring
 from headrace.gateway.link import Link
 from headrace.gateway.pace import Pace
 from headrace.shared.broker import Broker
 from headrace.shared.errors import BrokerError, SettingsError
 from headrace.shared.messages import Heartbeat
+from headrace.shared.pulse import answering_pings
 from headrace.shared.settings import Settings
 from headrace.shared.subjects import Role
+from headrace.shared.worker import ended_by
 from headrace.shared.workers import Beacon, WorkerTable
 
 logger = logging.getLogger(__name__)
 
 BACKLOG = 2048
+LINGER_S = 1.0  # for a client that has connected, and whose request is on its way
+LINGER_POLL_S = 0.02
 CLOSE_TIMEOUT_S = 5  # for what is still being sent once every call has ended
 
 
 class _Server(uvicorn.Server):
-    """Leaves the signals to whoever runs the process."""
+    """Leaves the signals to whoever runs the process, and resets no connection that was just made."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop listening, refuse what the last clients send, then close."""
+        for server in self.servers:
+            server.close()
+        for listener in sockets or []:
+            listener.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                while self.server_state.connections:  # noqa: ASYNC110  # uvicorn has no event for it
+                    await asyncio.sleep(LINGER_POLL_S)
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -53,16 +71,18 @@ class Gateway:
     """One gateway process."""
 
     def __init__(self, settings: Settings, *, instance: str, pace: Pace | None = None) -> None:
+        """Raises: SettingsError when the API keys can't be read."""
         self._settings = settings
         self._instance = instance
         self._pace = pace or Pace()
         self._link = Link()
+        self._keyring = Keyring.of(settings.gateway)
         self._beacon: Beacon | None = None
         self._state: Literal["ready", "draining", "stopped"] = "ready"
         self._closing = asyncio.Event()
         self._handler = Handler(
             self._link,
-            tenant=settings.gateway.tenant,
+            instance=instance,
             deadline_s=settings.gateway.deadline_s,
             pace=self._pace,
         )
@@ -88,10 +108,13 @@ class Gateway:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         joined = asyncio.create_task(self._join())
         stopping = asyncio.create_task(stop.wait())
+        watching = asyncio.create_task(self._keyring.watch())
         try:
             await asyncio.wait({serving, joined, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if stop.is_set():
                 await self._drain()
+            elif joined.done():
+                await self._handler.drain(0)  # no answer will come
         finally:
             server.should_exit = True
             await asyncio.wait({serving})
@@ -102,6 +125,7 @@ class Gateway:
             self._closing.set()
             await asyncio.gather(joined, return_exceptions=True)
             stopping.cancel()
+            watching.cancel()
         serving.result()
         if not is_waiting_for_the_broker:
             joined.result()
@@ -118,16 +142,23 @@ class Gateway:
         try:
             workers = WorkerTable(broker)
             await workers.start()
+            await self._handler.cancels.start(broker)
             broker.on_reconnect(self._on_reconnect)
             self._link.open(broker, workers)
             self._beacon = Beacon(broker, self._heartbeat)
             await self._beacon.start()
             logger.info("gateway is ready", extra={"action": "worker_ready"})
-            await self._closing.wait()
-            self._state = "stopped"
-            await self._beat()
-            await self._beacon.stop()
-            await workers.stop()
+            try:
+                async with (
+                    answering_pings(broker, self._instance),
+                    ended_by(broker.closed_for_good()),
+                ):
+                    await self._closing.wait()
+                self._state = "stopped"
+                await self._beat()
+            finally:
+                await self._beacon.stop()
+                await workers.stop()
         finally:
             await broker.close()
 
@@ -153,17 +184,19 @@ class Gateway:
 
     def _server(self) -> uvicorn.Server:
         gateway = self._settings.gateway
-        asker = Asker(self._link, tenant=gateway.tenant, timeout_s=self._pace.ask_timeout_s)
+        asker = Asker(self._link, timeout_s=self._pace.ask_timeout_s)
         app = create_app(
             self._link,
             self._handler,
             asker,
+            keyring=self._keyring,
+            tenant=gateway.tenant,
             max_body_bytes=gateway.max_body_bytes,
             pace=self._pace,
         )
         config = uvicorn.Config(
-            app,
-            http=LimitedProtocol,
+            Goodbye(app, lambda: self._handler.is_draining),
+            http=limited(gateway.max_connections),
             ws="none",
             lifespan="off",
             log_config=None,

@@ -54,7 +54,7 @@ class VllmAnswers:
 
     async def _rendered(self, request: VllmRequest, ask: Ask) -> bytes:
         vllm_request.check_supported(request)
-        if "request_id" not in request.model_fields_set:
+        if ask.is_own_id or "request_id" not in request.model_fields_set:
             request.request_id = ask.request_id
         if isinstance(request, ChatCompletionRequest):
             return _body(await self._render.render_chat_request(request))

@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from headrace.render import cache_salt
 from headrace.render.renderer import Renderer
 from headrace.shared import token_ids
+from headrace.shared.choices import check_choices
 from headrace.shared.errors import ExpiredError
 from headrace.shared.messages import Job, Timings
+from headrace.shared.settings import DecodeSettings
 from headrace.shared.submission import Submission
 
 
@@ -16,8 +19,17 @@ class RenderHandler:
     """Turns a `Submission` into a `Job`."""
 
     def __init__(
-        self, renderer: Renderer, instance: str, *, now: Callable[[], float] = time.time
+        self,
+        renderer: Renderer,
+        instance: str,
+        *,
+        tenant_cache_salt: bool = True,
+        max_choices: int = DecodeSettings().max_choices,
+        now: Callable[[], float] = time.time,
     ) -> None:
+        """`tenant_cache_salt`: keep the tenants' prefix-cache entries apart."""
+        self._tenant_cache_salt = tenant_cache_salt
+        self._max_choices = max_choices
         self._renderer = renderer
         self._instance = instance
         self._now = now
@@ -27,14 +39,13 @@ class RenderHandler:
 
         Raises: ExpiredError past its deadline, and whatever the renderer finds wrong (RequestError).
         """
-        taken = self._now()
-        if taken > submission.deadline:
-            raise ExpiredError(
-                f"request {submission.request_id} waited {taken - submission.accepted:.1f} s to be "
-                "rendered, past its deadline"
-            )
+        taken = self._in_time(submission)
         rendered = await self._renderer.render(submission.endpoint, submission.body)
-        done = self._now()
+        prompts = rendered.prompts
+        check_choices(rendered.n, len(prompts), self._max_choices)
+        if self._tenant_cache_salt:
+            prompts = tuple(cache_salt.for_tenant(p, submission.tenant) for p in prompts)
+        done = self._in_time(submission)
         return Job(
             request_id=submission.request_id,
             tenant=submission.tenant,
@@ -47,15 +58,28 @@ class RenderHandler:
             contract=self._renderer.contract,
             body=submission.body,
             stream=rendered.stream,
-            prompts=rendered.prompts,
+            prompts=prompts,
             n=rendered.n,
             priority=rendered.priority,
             traceparent=submission.traceparent,
+            is_own_id=submission.is_own_id,
+            reader=submission.reader,
+            reply_to=submission.reply_to,
             timings=Timings(
                 accepted=submission.accepted,
                 render_queue_s=max(0.0, taken - submission.accepted),
                 render_s=done - taken,
-                num_prompt_token_ids=sum(token_ids.count(p.token_ids) for p in rendered.prompts),
+                num_prompt_token_ids=sum(token_ids.count(p.token_ids) for p in prompts),
                 workers={"render": self._instance},
             ),
         )
+
+    def _in_time(self, submission: Submission) -> float:
+        """Return the time. Raises: ExpiredError past the deadline: nothing more may be spent on it."""
+        now = self._now()
+        if now > submission.deadline:
+            raise ExpiredError(
+                f"request {submission.request_id} was not rendered in {now - submission.accepted:.1f} s, "
+                "by its deadline"
+            )
+        return now

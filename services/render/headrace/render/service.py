@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 
 from headrace.render import renderer as renderers
 from headrace.render.handler import RenderHandler
@@ -12,6 +13,7 @@ from headrace.shared import subjects, wire
 from headrace.shared.asks import answering
 from headrace.shared.broker import Delivery, WorkQueue
 from headrace.shared.contract import contract, served_name
+from headrace.shared.deadlines import kept_s
 from headrace.shared.errors import (
     BadRequestError,
     CancelledRequestError,
@@ -20,9 +22,11 @@ from headrace.shared.errors import (
     RequestError,
 )
 from headrace.shared.intake import Intake, Slots
+from headrace.shared.messages import Terminal
+from headrace.shared.readers import READER_GONE
 from headrace.shared.settings import EngineKind, Settings
 from headrace.shared.subjects import Lane, Role
-from headrace.shared.submission import Submission, caller_of
+from headrace.shared.submission import Submission, caller_of, reply_to_of
 from headrace.shared.worker import Worker, joined, terminal_of
 
 logger = logging.getLogger(__name__)
@@ -44,13 +48,23 @@ async def run(settings: Settings, *, engine: EngineKind, stop: asyncio.Event) ->
         renderer = renderers.build(settings, engine)
         await renderer.start()
         try:
-            await serve(worker, RenderHandler(renderer, worker.instance), renderer, stop)
+            handler = RenderHandler(
+                renderer,
+                worker.instance,
+                tenant_cache_salt=settings.render.tenant_cache_salt,
+                max_choices=settings.decode.max_choices,
+            )
+            await serve(worker, handler, renderer, stop, settings.render.deadlines_s)
         finally:
             await renderer.close()
 
 
 async def serve(
-    worker: Worker, handler: RenderHandler, renderer: renderers.Renderer, stop: asyncio.Event
+    worker: Worker,
+    handler: RenderHandler,
+    renderer: renderers.Renderer,
+    stop: asyncio.Event,
+    default_deadline_s: Mapping[Lane, float],
 ) -> None:
     """Take submissions until `stop`."""
     slots = Slots(worker.slots)
@@ -60,26 +74,29 @@ async def serve(
     }
     queues = [WorkQueue.req(worker.slug, lane) for lane in Lane]
 
+    def read(delivery: Delivery) -> Submission:
+        return Submission.from_received(
+            delivery.subject,
+            delivery.headers,
+            delivery.payload,
+            now=delivery.published,
+            default_deadline_s=default_deadline_s,
+        )
+
     async def work(delivery: Delivery) -> None:
         try:
-            submission = Submission.from_received(
-                delivery.subject, delivery.headers, delivery.payload, now=delivery.published
-            )
+            submission = read(delivery)
         except MalformedMessageError as error:
             await refuse(worker, delivery, str(error))
             return
         async with delivery.keep_alive():
-            await answer(worker, handler, submission)
+            if not await has_result(worker, submission):
+                await answer(worker, handler, submission)
             await delivery.ack()
 
     async def give_up(delivery: Delivery) -> None:
-        submission = Submission.from_received(
-            delivery.subject, delivery.headers, delivery.payload, now=delivery.published
-        )
         error = EngineRequestError("this request made render fail")
-        await worker.publish_terminal(
-            submission.tenant, submission.lane, terminal_of(submission.request_id, error)
-        )
+        await end(worker, read(delivery), error)
 
     intake = Intake(
         worker.broker,
@@ -101,29 +118,64 @@ async def refuse(worker: Worker, delivery: Delivery, reason: str) -> None:
         await worker.dead_letter(delivery, reason)
         return
     terminal = terminal_of(request_id, BadRequestError(reason))
-    await worker.publish_terminal(tenant, lane, terminal)
+    reply_to = reply_to_of(delivery.headers, tenant)
+    await worker.publish_terminal(tenant, lane, terminal, reply_to=reply_to)
     await delivery.ack()
+
+
+async def end(worker: Worker, submission: Submission, error: RequestError) -> None:
+    """Publish the terminal of a submission of which there will be no job."""
+    await worker.publish_terminal(
+        submission.tenant,
+        submission.lane,
+        terminal_of(submission.request_id, error),
+        reply_to=submission.reply_to,
+    )
+
+
+async def has_result(worker: Worker, submission: Submission) -> bool:
+    """Whether a submission came again after its end: then nothing is computed, and whoever waits is told."""
+    if submission.lane is Lane.RT:
+        return False
+    stored = await worker.broker.last(subjects.res(submission.tenant, submission.request_id))
+    if stored is None:
+        return False
+    terminal = wire.decode(stored.payload, Terminal)
+    await worker.publish_terminal(
+        submission.tenant, submission.lane, terminal, reply_to=submission.reply_to
+    )
+    logger.info(
+        "submitted again, and has its result",
+        extra={"action": "render_has_result", "request_id": submission.request_id},
+    )
+    return True
+
+
+def check_wanted(worker: Worker, submission: Submission) -> None:
+    """Raises: CancelledRequestError when nobody waits for the answer any more."""
+    reason = worker.cancels.reason(submission.tenant, submission.request_id, submission.accepted)
+    reader = submission.reader if submission.lane is Lane.RT else None
+    if reason is None and worker.readers.is_gone(reader):
+        reason = READER_GONE
+    if reason is not None:
+        raise CancelledRequestError(f"request {submission.request_id} was cancelled: {reason}")
 
 
 async def answer(worker: Worker, handler: RenderHandler, submission: Submission) -> None:
     """Publish the job of a submission, or the terminal that says why there is none."""
     started = time.monotonic()
     try:
-        reason = worker.cancels.reason(
-            submission.tenant, submission.request_id, submission.accepted
-        )
-        if reason is not None:
-            raise CancelledRequestError(f"request {submission.request_id} was cancelled: {reason}")
+        check_wanted(worker, submission)
         job = await handler.handle(submission)
+        check_wanted(worker, submission)  # meanwhile somebody may have changed their mind
         await worker.broker.publish_durable(
-            subjects.job(worker.pool, job.lane),
+            subjects.job(worker.pool, job.tenant, job.lane),
             wire.encode(job),
             message_id=f"{job.tenant}.{job.request_id}.job",
+            kept_s=kept_s(job.lane, job.deadline, time.time()),
         )
     except RequestError as error:
-        await worker.publish_terminal(
-            submission.tenant, submission.lane, terminal_of(submission.request_id, error)
-        )
+        await end(worker, submission, error)
         logger.info(
             "request refused: %s",
             error.code,
