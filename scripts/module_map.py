@@ -16,6 +16,7 @@ DOCUMENT = ROOT / "docs" / "architecture.md"
 #: in the order of the imports: each may use what stands below it
 PACKAGES = (
     "cli/headrace/cli",
+    "client/headrace/client",
     "services/gateway/headrace/gateway",
     "services/render/headrace/render",
     "services/decode/headrace/decode",

@@ -313,9 +313,13 @@ def consumers_block() -> str:
     rows = [
         f"| `{queue.stream}` | `{queue.consumer}` | `{queue.filter_subject}` | {queue.ack_wait_s:g} s "
         f"| {queue.role} |"
-        for queue in WorkQueue.of_model("MODEL", "POOL")
+        for queue in (
+            *WorkQueue.of_model("MODEL", "POOL"),
+            WorkQueue.prefill_worker("POOL", "INSTANCE"),
+        )
     ]
-    return "\n".join([head, *rows]).replace("MODEL", "<model>").replace("POOL", "<pool>") + "\n"
+    table = "\n".join([head, *rows]) + "\n"
+    return re.sub("MODEL|POOL|INSTANCE", lambda word: f"<{word[0].lower()}>", table)
 
 
 def blocks() -> dict[str, Callable[[], str]]:
