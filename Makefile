@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test check parity docs lock clean
+.PHONY: help setup demo up test check parity chaos docs lock clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -31,9 +31,14 @@ check: setup  ## format, lint, types, import rules, spelling, unit tests
 parity: setup  ## ask headrace and vLLM's own server the same questions, write docs/parity.md (ten minutes)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.parity
 
+chaos: setup  ## 500 random faults under 10,000 requests, then every invariant checked (twenty minutes)
+	@$(BIN)/python -m tests.faults $(CHAOS)
+	@$(BIN)/python -m tests.faults.cancels
+
 docs: setup  ## write the generated parts of docs/ again, after a change of messages or modules
 	$(BIN)/python scripts/protocol_tables.py
 	$(BIN)/python scripts/module_map.py
+	$(BIN)/python -m scripts.asyncapi
 
 lock: setup  ## make requirements/cpu.lock from requirements/*.in again
 	$(BIN)/python scripts/lock.py --upgrade

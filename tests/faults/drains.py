@@ -1,0 +1,118 @@
+"""SIGTERM to every process in turn, under load: each ends with code 0, and no request fails.
+
+`python -m tests.faults.drains --seed N`
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+from headrace.cli.process import adopt_orphans
+from headrace.shared.broker import Broker
+from headrace.shared.settings import BrokerSettings
+from headrace.shared.subjects import Role
+from headrace.shared.workers import WorkerTable
+
+from . import check, logs, quiet, report
+from .check import Violation
+from .inject import Fault
+from .load import Load
+from .member import POLL_S
+from .nats_client import NatsClient
+from .orders import make
+from .stack import PRESETS, Stack, running
+from .terminals import Terminals
+
+PER_S = 12.0
+NUM_BETWEEN = 12  # requests that end before the next process is told to
+MAX_REQUESTS = 100_000
+
+
+async def run(seed: int, folder: Path) -> tuple[list[str], list[Violation]]:
+    """Run it; return the lines to print, and what was violated."""
+    async with running(folder) as stack:
+        broker = await Broker.connect(
+            BrokerSettings(url=stack.broker.url), role="test", name="harness"
+        )
+        try:
+            async with WorkerTable(broker) as table:
+                lines, violations = await _run(seed, stack, broker, table)
+        finally:
+            await broker.close()
+    counts, found = logs.read(member.log for member in stack.members)
+    lines.append(f"logged     {dict(counts.most_common())}")
+    violations += [
+        Violation("died", "", f"{exit.name} drained with exit code {exit.code}")
+        for member in stack.members
+        for exit in member.exits
+        if exit.code != 0
+    ]
+    return lines, violations + found
+
+
+async def _run(
+    seed: int, stack: Stack, broker: Broker, table: WorkerTable
+) -> tuple[list[str], list[Violation]]:
+    terminals = Terminals()
+    await terminals.start(broker)
+    nats = NatsClient(broker)
+    await nats.start()
+    load = Load(partial(make, seed), stack.of(Role.GATEWAY), nats)
+    over = asyncio.Event()
+    loading = asyncio.create_task(load.run(MAX_REQUESTS, PER_S, until=over.is_set))
+    lines, refusing = [], []
+    for number, member in enumerate(stack.members):
+        until = load.num_done + NUM_BETWEEN
+        while load.num_done < until:  # noqa: ASYNC110  # the load goes on meanwhile
+            await asyncio.sleep(POLL_S)
+        drain = Fault(number, "term", member.name, "", time.time())
+        if member.role is Role.GATEWAY:  # of all processes, this alone may refuse, and only then
+            refusing.append(drain)
+        member.signal(signal.SIGTERM)
+        await member.life_ends()
+        lines.append(f"  {member.name:10s} drained in {time.time() - drain.started:.1f} s")
+        await member.ready()
+        drain.healed = time.time()
+    over.set()
+    await loading
+    await load.finish()
+    _, violations = await quiet.check_engines(
+        broker, table, num=8, lease_s=float(PRESETS["nixl"]["lease_s"])
+    )
+    violations += await quiet.check_queues(broker)
+    violations += await quiet.check_dead_letters(broker, num_wanted=0)
+    violations += check.check_requests(load.records, refusing)
+    violations += check.check_terminals(terminals.ends)
+    violations += [Violation("harness", "", text) for text in load.failures]
+    ends = Counter(f"{r.order.way} {r.order.ending} {r.end}" for r in load.records)
+    return [*lines, *(f"  {count:6d} {what}" for what, count in sorted(ends.items()))], violations
+
+
+def main(words: list[str]) -> int:
+    """Run it and print what came of it."""
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.drains", description=__doc__)
+    parser.add_argument("--seed", type=int)
+    options = parser.parse_args(words)
+    seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
+    logging.basicConfig(level=logging.CRITICAL)
+    folder = Path(tempfile.mkdtemp(prefix="drains-"))
+    report.say(f"seed {seed}, logs in {folder}")
+    adopt_orphans()
+    lines, violations = asyncio.run(run(seed, folder))
+    for line in [*lines, *report.violation_lines(violations)]:
+        report.say(line)
+    return 1 if violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
