@@ -122,6 +122,25 @@ def test_a_second_signal_ends_a_stack_that_can_not_drain(
     assert all(has_ended(pid) for pid in below)
 
 
+def test_a_worker_that_hangs_as_a_whole_is_killed_and_started_again(
+    tmp_path: Path, commands: list[Command]
+) -> None:
+    up = Command(tmp_path, ["up", *FAKE, "--set", "up.silent_s=6"])
+    commands.append(up)
+    up.wait_ready()
+    (decode,) = [
+        pid
+        for pid in descendants(up.process.pid)
+        if "decode" in Path(f"/proc/{pid}/cmdline").read_text()
+    ]
+    os.kill(decode, signal.SIGSTOP)
+    assert has_ended(decode)
+    assert up.process.stderr is not None
+    told = (line for line in up.process.stderr if line.startswith("decode-0 "))
+    assert next(told) == "decode-0 has sent no heartbeat for 6 s (up.silent_s); killing it\n"
+    assert next(told) == "decode-0 was killed by signal 9; starting it again in 0.5 s\n"
+
+
 def test_a_second_stack_on_the_same_store_is_refused(
     tmp_path: Path, commands: list[Command]
 ) -> None:

@@ -16,8 +16,13 @@ from headrace.shared.errors import HeadraceError
 from headrace.shared.messages import Timings
 from headrace.shared.settings import Settings
 
-#: unless the command line says otherwise: any free port, and every prefill remote
-PRESETS = {"gateway.port": "0", "decode.local_prefill_threshold": "0"}
+#: unless the command line says otherwise: any free port, no API key needed, and every prefill remote
+PRESETS = {
+    "gateway.port": "0",
+    "gateway.api_keys_file": "",
+    "gateway.api_keys": "",
+    "decode.local_prefill_threshold": "0",
+}
 REQUEST_ID_HEADER = "X-Request-Id"
 MAX_TOKENS = 64
 ANSWER_TIMEOUT_S = 300.0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import shutil
 import socket
 import sys
 import time
@@ -23,10 +25,20 @@ from headrace.shared.subjects import Role
 
 ENGINE_ROLES = (Role.PREFILL, Role.DECODE)
 RENDER_DRAIN_S = 30.0  # render finishes what it took, which is quick
+NUM_RUN_FOLDERS = 20
+
+_RUN_FOLDER = re.compile(r"\d{8}-\d{6}-\d+")
+_SOCKETS_VARIABLE = "VLLM_RPC_BASE_PATH"  # where vLLM puts its sockets, which it never removes
+_MAX_SOCKETS_PATH = 107 - len(
+    "/00000000-0000-0000-0000-000000000000"
+)  # the kernel's limit, less a name
 
 
 def make_run_folder(home: Path) -> Path:
-    """Return a new `run/<time>-<pid>` with an empty `logs` in it. Raises: SettingsError when it can't be made."""
+    """Return a new `run/<time>-<pid>` with an empty `logs` in it; the oldest folders there are removed.
+
+    Raises: SettingsError when it can't be made.
+    """
     folder = home / "run" / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     try:
         (folder / "logs").mkdir(parents=True)
@@ -34,7 +46,20 @@ def make_run_folder(home: Path) -> Path:
         raise SettingsError(
             f"HEADRACE_HOME={home}: no run folder can be made there: {error}"
         ) from None
+    for old in sorted(folder.parent.iterdir())[:-NUM_RUN_FOLDERS]:
+        if _RUN_FOLDER.fullmatch(old.name) and not _is_running(int(old.name.rpartition("-")[2])):
+            shutil.rmtree(old, ignore_errors=True)
     return folder
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # somebody else's
+        return True
+    return True
 
 
 def write_settings(settings: Settings, folder: Path) -> Path:
@@ -67,7 +92,8 @@ def workers(
         Role.DERENDER: up.derender,
     }
     base = worker_env(env)
-    engine_envs = iter(_engine_envs(settings, nums, base, visible_gpus))
+    for_engines = _with_sockets_in(settings_file.parent, base)
+    engine_envs = iter(_engine_envs(settings, nums, for_engines, visible_gpus))
     return [
         Worker(
             role=role,
@@ -84,6 +110,13 @@ def workers(
         for role, num in nums.items()
         for index in range(num)
     ]
+
+
+def _with_sockets_in(folder: Path, env: dict[str, str]) -> dict[str, str]:
+    """Let vLLM's sockets go away with the run folder, where the path is short enough for a socket."""
+    if len(os.fsencode(folder)) > _MAX_SOCKETS_PATH:
+        return env
+    return {_SOCKETS_VARIABLE: str(folder), **env}
 
 
 def worker_env(env: Mapping[str, str]) -> dict[str, str]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import httpx
 
+from headrace.cli.silence import Heard
 from headrace.cli.supervisor import WaitReady
 from headrace.shared.broker import Broker
 from headrace.shared.errors import BrokerError
@@ -19,9 +21,17 @@ POLL_S = 0.2
 BROKER_TIMEOUT_S = 10.0
 
 
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """What is known of a stack's workers."""
+
+    wait_ready: WaitReady  #: returns when `num` workers of a role are ready
+    heard: Heard  #: which processes send heartbeats
+
+
 @asynccontextmanager
-async def watch(settings: Settings, url: str) -> AsyncIterator[WaitReady]:
-    """Give what waits for `num` ready workers of a role; the gateway's is the one at `url`.
+async def watch(settings: Settings, url: str) -> AsyncIterator[Readiness]:
+    """Give what listens to the workers; the gateway is the one at `url`.
 
     Raises: BrokerError when the broker does not answer.
     """
@@ -29,7 +39,7 @@ async def watch(settings: Settings, url: str) -> AsyncIterator[WaitReady]:
     slug = model_slug(settings.model.served_name)
     try:
         async with WorkerTable(broker) as table:
-            yield _waiter(table, slug, url)
+            yield Readiness(_waiter(table, slug, url), _ear(broker, table))
     finally:
         await broker.close()
 
@@ -44,13 +54,21 @@ def _waiter(table: WorkerTable, slug: str, url: str) -> WaitReady:
     return wait_ready
 
 
+def _ear(broker: Broker, table: WorkerTable) -> Heard:
+    def heard() -> frozenset[str] | None:
+        beats = table.workers()
+        return frozenset(beat.process for beat in beats) if broker.is_connected else None
+
+    return heard
+
+
 async def _connect(settings: Settings) -> Broker:
     try:
         async with asyncio.timeout(BROKER_TIMEOUT_S):
             return await Broker.connect(settings.broker, role=Role.GATEWAY, name="headrace-up")
     except TimeoutError:
         raise BrokerError(
-            f"no broker at {settings.broker.url} after {BROKER_TIMEOUT_S:g} s (up.nats_url)"
+            f"no broker at {settings.broker.shown_url} after {BROKER_TIMEOUT_S:g} s (up.nats_url)"
         ) from None
 
 

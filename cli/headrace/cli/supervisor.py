@@ -13,6 +13,7 @@ from typing import Any
 
 from headrace.cli.process import Guard, Process, group_exists
 from headrace.cli.worker import Backoff, StackError, Worker, ending, last_lines
+from headrace.shared.workers import process_name
 
 DRAIN_ORDER = ("gateway", "render", "decode", "derender", "prefill")
 START_ORDER = (
@@ -128,6 +129,16 @@ class Supervisor:
             names = [worker.name for worker in self._workers if worker.role == role]
             await asyncio.gather(*(self._end(name) for name in names))
         return self._clean and not self._killed
+
+    def processes(self) -> dict[str, str]:
+        """Return the running processes by the name of their worker, as `Heartbeat.process` names them."""
+        return {name: process_name(process.group) for name, process in self._running.items()}
+
+    def kill_worker(self, name: str, reason: str) -> None:
+        """Kill one worker, to be started again."""
+        if name in self._running and not self._draining.is_set():
+            self._report(f"{name} {reason}; killing it")
+            self._running[name].kill()
 
     def kill(self) -> None:
         """Kill every process group now; a running `drain` then returns soon."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from headrace.cli import gpus, model, own_broker, plan, readiness
+from headrace.cli import gpus, model, own_broker, plan, readiness, silence
 from headrace.cli.logs import LogFormat, LogLevel
 from headrace.cli.process import Guard, adopt_orphans
 from headrace.cli.supervisor import Supervisor
@@ -74,7 +75,13 @@ def run_stack(
 
     adopt_orphans()
     with Guard() as guard:
-        return asyncio.run(_run(settings, store_dir or folder / "nats", workers, session, guard))
+        try:
+            return asyncio.run(
+                _run(settings, store_dir or folder / "nats", workers, session, guard)
+            )
+        finally:
+            if store_dir is None:
+                shutil.rmtree(folder / "nats", ignore_errors=True)
 
 
 async def _run(
@@ -88,13 +95,16 @@ async def _run(
     signals = _Signals(stop)
     async with (
         broker(settings, store_dir) as connected,
-        readiness.watch(connected, address(connected)) as ready,
+        readiness.watch(connected, address(connected)) as known,
     ):
         supervisor = Supervisor(
-            workers(connected), stop=stop, wait_ready=ready, guard=guard, report=report
+            workers(connected), stop=stop, wait_ready=known.wait_ready, guard=guard, report=report
         )
         signals.supervisor = supervisor
         supervisor.start()
+        watching = asyncio.create_task(
+            silence.watch(supervisor, known.heard, silent_s=connected.up.silent_s)
+        )
         code = 0
         try:
             if await supervisor.wait_ready(connected.up.ready_timeout_s):
@@ -106,6 +116,7 @@ async def _run(
             _report_failure(error)
             code = error.exit_code
         finally:
+            watching.cancel()
             is_clean = await supervisor.drain()
     return code or (0 if is_clean else 1)
 

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 import pytest
 
+from headrace.decode import engine as decode_engines
 from headrace.decode import service as decode
 from headrace.derender import service as derender
+from headrace.engine.fake_engine import FakeDecodeEngine, FakePrefillEngine
 from headrace.gateway import service as gateway
+from headrace.prefill import engine as prefill_engines
 from headrace.prefill import service as prefill
 from headrace.render import service as render
 from headrace.shared import settings as settings_module
 from headrace.shared.broker import Broker
 from headrace.shared.nats_server import NatsServer
-from headrace.shared.settings import Settings
+from headrace.shared.settings import EngineKind, Settings
 from headrace.shared.subjects import Role
 from headrace.shared.workers import WorkerTable
 
@@ -92,6 +95,44 @@ class Pipeline:
         """Return the heartbeat of the only worker of a role."""
         (heartbeat,) = self.table.ready(role)
         return heartbeat
+
+
+class Engines:
+    """The fake engines that the services of this test have built, in the order of their start."""
+
+    def __init__(self) -> None:
+        self.prefill: list[FakePrefillEngine] = []
+        self.decode: list[FakeDecodeEngine] = []
+        self.hold_decode = False
+        self.poison_decode = False
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> Engines:
+    built = Engines()
+
+    def build_prefill(settings: Settings, engine: EngineKind) -> FakePrefillEngine:
+        built.prefill.append(FakePrefillEngine(settings))
+        return built.prefill[-1]
+
+    def build_decode(settings: Settings, engine: EngineKind) -> FakeDecodeEngine:
+        built.decode.append(FakeDecodeEngine(settings))
+        built.decode[-1].faults.hold = built.hold_decode
+        built.decode[-1].faults.die_next = built.poison_decode
+        return built.decode[-1]
+
+    monkeypatch.setattr(prefill_engines, "build", build_prefill)
+    monkeypatch.setattr(decode_engines, "build", build_decode)
+    return built
+
+
+@pytest.fixture
+def held(engines: Engines) -> Iterator[Engines]:
+    """Decode holds what it is given until it is released."""
+    engines.hold_decode = True
+    yield engines
+    for engine in engines.decode:
+        engine.release()
 
 
 @pytest.fixture

@@ -142,6 +142,41 @@ def test_a_run_folder_is_new_and_names_this_process(tmp_path: Path) -> None:
     assert (folder / "logs").is_dir()
 
 
+def test_only_the_last_run_folders_are_kept_and_nothing_else_is_touched(tmp_path: Path) -> None:
+    ended = 2**22 + 1  # above any process ID
+    run = tmp_path / "run"
+    for number in range(plan.NUM_RUN_FOLDERS + 5):
+        (run / f"20200101-{number:06d}-{ended}" / "logs").mkdir(parents=True)
+    running = run / f"20190101-000000-{os.getppid()}"
+    notes = run / "0-notes-of-mine"
+    running.mkdir()
+    notes.mkdir()
+    new = plan.make_run_folder(tmp_path)
+    kept = sorted(folder.name for folder in run.iterdir())
+    assert {new.name, running.name, notes.name} <= set(kept)
+    others = [name for name in kept if name.endswith(f"-{ended}")]
+    assert others[0] == f"20200101-{6:06d}-{ended}"
+    assert len(others) == plan.NUM_RUN_FOLDERS - 1
+
+
+def test_vllms_sockets_lie_in_the_run_folder_where_their_path_is_not_too_long() -> None:
+    def place(folder: str, env: dict[str, str]) -> set[str | None]:
+        planned = plan.workers(
+            Settings(),
+            Path(folder) / "settings.json",
+            env=env,
+            visible_gpus=[],
+            log_format="json",
+            log_level="debug",
+        )
+        engines = [worker.env for worker in planned if worker.role in plan.ENGINE_ROLES]
+        return {env.get("VLLM_RPC_BASE_PATH") for env in engines}
+
+    assert place("/run/1", {}) == {"/run/1"}
+    assert place("/run/1", {"VLLM_RPC_BASE_PATH": "/chosen"}) == {"/chosen"}
+    assert place(f"/run/{'x' * 100}", {}) == {None}
+
+
 def test_a_role_may_take_its_own_time_to_drain() -> None:
     settings = Settings(
         gateway=GatewaySettings(drain_timeout_s=1),
