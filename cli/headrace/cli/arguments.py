@@ -25,6 +25,7 @@ FLAGS: dict[str, str] = {
     "--tool-call-parser": "model.tool_call_parser",
     "--default-chat-template-kwargs": "model.default_chat_template_kwargs",
     "--enable-auto-tool-choice": "model.enable_auto_tool_choice",
+    "--tool-strict-level": "model.tool_strict_level",
     "--trust-remote-code": "model.trust_remote_code",
     "--host": "gateway.host",
     "--port": "gateway.port",
@@ -51,6 +52,7 @@ HELP: dict[str, str] = {
     "model.reasoning_parser": "as vLLM's --reasoning-parser",
     "model.tool_call_parser": "as vLLM's --tool-call-parser",
     "model.default_chat_template_kwargs": "a JSON object, as vLLM's flag",
+    "model.tool_strict_level": "as vLLM's --tool-strict-level: auto, function or parameter",
     "model.enable_auto_tool_choice": "let the model choose tools, as vLLM's flag",
     "model.trust_remote_code": "run the code that comes with the model, as vLLM's flag",
     "gateway.host": "the address that the gateway listens on",
@@ -104,6 +106,21 @@ def add_settings(parser: argparse.ArgumentParser, more: Mapping[str, str]) -> No
     )
 
 
+def add_broker(parser: argparse.ArgumentParser) -> None:
+    """Add what a command needs that only talks to a running stack's broker."""
+    parser.set_defaults(flags=WORKER_FLAGS)
+    parser.add_argument("--config", type=Path, metavar="FILE", help="the settings file, TOML")
+    for flag, key in WORKER_FLAGS.items():
+        parser.add_argument(flag, metavar="VALUE", help=f"{HELP[key]} ({key})")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="any setting, as broker.user=admin; repeatable",
+    )
+
+
 def load_settings(
     options: argparse.Namespace, presets: Mapping[str, str] | None = None
 ) -> Settings:
@@ -126,7 +143,7 @@ def read_flags(tables: dict[str, Any], options: argparse.Namespace) -> None:
         if text is not None:
             put(tables, key, text)
     for flag, roles in ENGINE_FLAGS.items():
-        for assignment in given[_attribute(flag)]:
+        for assignment in given.get(_attribute(flag), ()):  # not every command starts an engine
             name, text = _split(flag, assignment, "NAME=VALUE")
             for role in roles:
                 put(tables, f"{role}.engine.{name.replace('-', '_')}", text)

@@ -80,6 +80,7 @@ def test_a_file_that_does_not_matter_is_the_same_contract(model: Path) -> None:
         {"reasoning_parser": "qwen3"},
         {"tool_call_parser": "hermes"},
         {"enable_auto_tool_choice": True},
+        {"tool_strict_level": "parameter"},
         {"chat_template": "{{ messages }}"},
         {"default_chat_template_kwargs": {"enable_thinking": False}},
         {"served_name": "other"},

@@ -14,6 +14,8 @@ OPERATIONS = ROOT / "docs" / "operations.md"
 DOCUMENTS = [
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "services").glob("*/README.md")),
+    ROOT / "client" / "README.md",
+    ROOT / "examples" / "README.md",
     ROOT / "CHANGELOG.md",
 ]
 WIDTH = 140
