@@ -26,7 +26,7 @@ class Readiness:
     """What is known of a stack's workers."""
 
     wait_ready: WaitReady  #: returns when `num` workers of a role are ready
-    heard: Heard  #: which processes send heartbeats
+    heard: Heard  #: which processes send heartbeats, once they have loaded
 
 
 @asynccontextmanager
@@ -56,8 +56,11 @@ def _waiter(table: WorkerTable, slug: str, url: str) -> WaitReady:
 
 def _ear(broker: Broker, table: WorkerTable) -> Heard:
     def heard() -> frozenset[str] | None:
-        beats = table.workers()
-        return frozenset(beat.process for beat in beats) if broker.is_connected else None
+        if not broker.is_connected:
+            return None
+        # One that loads a tokenizer or imports vLLM sends nothing meanwhile, for as long as it takes.
+        loaded = (beat for beat in table.workers() if beat.state != "starting")
+        return frozenset(beat.process for beat in loaded)
 
     return heard
 

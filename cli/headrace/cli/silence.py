@@ -11,7 +11,7 @@ from headrace.shared.workers import INTERVAL_S, MISSED_BEATS
 LOOK_INTERVAL_S = 1.0
 FORGOTTEN_AFTER_S = INTERVAL_S * MISSED_BEATS  # since the last heartbeat: then `heard` lacks it
 
-#: the processes whose heartbeats come, as in `Heartbeat.process`; None: the broker is away
+#: the processes that have loaded and are heard, as in `Heartbeat.process`; None: the broker is away
 Heard = Callable[[], frozenset[str] | None]
 
 
