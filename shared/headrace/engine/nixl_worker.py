@@ -65,9 +65,9 @@ class HeadraceNixlWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # vLLM
         self._leases = LeaseBook(self._lease_extension, stalled_s)
         self._dropped: OrderedDict[str, None] = OrderedDict()
 
-    def drop_lease(self, task_id: str) -> None:
-        """Free the blocks of a task, now or as soon as it is done: nobody has its handoff."""
-        self._dropped[task_id] = None
+    def drop_lease(self, run_id: str) -> None:
+        """Free the blocks of a task's run, now or as soon as it is done: nobody has its handoff."""
+        self._dropped[run_id] = None
         if len(self._dropped) > MAX_DROPPED:
             self._dropped.popitem(last=False)
 
@@ -143,7 +143,7 @@ class HeadraceNixlWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # vLLM
         return results
 
     def _drop_leases(self) -> set[str]:
-        """End the leases of dropped tasks, and return their requests."""
+        """End the leases of dropped runs, and return their requests."""
         if not self._dropped:
             return set()
         dropped = {name for name in self._reqs_to_send if name.rpartition("-")[0] in self._dropped}
@@ -164,6 +164,6 @@ class HeadraceNixlWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # vLLM
 class WorkerCalls:
     """What the service may call in vLLM's worker processes, by name (`worker_extension_cls`)."""
 
-    def headrace_drop_lease(self, task_id: str) -> None:
+    def headrace_drop_lease(self, run_id: str) -> None:
         """See `HeadraceNixlWorker.drop_lease`."""
-        get_kv_transfer_group().connector_worker.drop_lease(task_id)
+        get_kv_transfer_group().connector_worker.drop_lease(run_id)

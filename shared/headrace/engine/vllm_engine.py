@@ -91,12 +91,14 @@ class VllmPrefillEngine(_VllmEngine):
     ) -> PrefillResult:
         """Compute one prompt's KV cache and lease it. See `PrefillEngine`."""
         check_prompt(token_ids, self.info)
+        # A copy of the task may have run, or run yet: what ends this run must not end that one's lease.
+        run_id = f"{task_id}-{uuid.uuid4().hex[:8]}"
         last = None
         with translated():
             outputs = self._process.engine.generate(
                 vllm_params.prompt(token_ids, cache_salt),
                 vllm_params.for_prefill(prompt_logprobs),
-                task_id,
+                run_id,
                 priority=priority,
             )
             try:
@@ -104,7 +106,7 @@ class VllmPrefillEngine(_VllmEngine):
                     async for output in outputs:
                         last = output
             except asyncio.CancelledError:
-                self._drop_lease(task_id)
+                self._drop_lease(run_id)
                 raise
         if last is None or not last.kv_transfer_params:
             reason = last.outputs[0].finish_reason if last else None
@@ -117,16 +119,16 @@ class VllmPrefillEngine(_VllmEngine):
             prompt_logprobs=vllm_params.packed_prompt_logprobs(last.prompt_logprobs),
         )
 
-    def _drop_lease(self, task_id: str) -> None:
-        """Free what an aborted task may have left: vLLM aborts no request that has just ended."""
-        drop = asyncio.create_task(self._call_drop_lease(task_id))
+    def _drop_lease(self, run_id: str) -> None:
+        """Free what an aborted run may have left: vLLM aborts no request that has just ended."""
+        drop = asyncio.create_task(self._call_drop_lease(run_id))
         self._drops.add(drop)
         drop.add_done_callback(self._drops.discard)
 
-    async def _call_drop_lease(self, task_id: str) -> None:
+    async def _call_drop_lease(self, run_id: str) -> None:
         with contextlib.suppress(EngineDeadError), translated():
             await self._process.engine.collective_rpc(
-                WorkerCalls.headrace_drop_lease.__name__, args=(task_id,)
+                WorkerCalls.headrace_drop_lease.__name__, args=(run_id,)
             )
 
 

@@ -189,8 +189,9 @@ class Intake:
             self._empty.add(take.get_name())
             return
         self._empty.discard(take.get_name())
-        if self._slots.free <= 0 and self._preemption is not None:
-            self._preemption.preempt()
+        is_urgent = take.get_name() in (_LAST_RESORT, self._queues[0].consumer)
+        if is_urgent and self._slots.free <= 0 and self._preemption is not None:
+            self._preemption.preempt()  # what is less urgent overshoots: it might be back at once
         self._slots.take()
         job = asyncio.create_task(self._handle(delivery))
         self._jobs.add(job)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import os
@@ -18,6 +19,8 @@ import msgspec
 import pytest
 
 from headrace.engine.fake_engine import FakeDecodeEngine, FakePrefillEngine
+from headrace.engine.interface import EngineStats
+from headrace.prefill import service as prefill_service
 from headrace.shared import subjects, wire
 from headrace.shared.broker import Broker, Received
 from headrace.shared.errors import BrokerError, EngineRequestError
@@ -388,3 +391,52 @@ async def test_a_prompt_survives_a_kill_of_the_process_that_computes_it(
     timings = await asking
     assert timings["prefill_mode"] == ("local" if is_alone else "remote")
     await all_free(*engines.prefill, *engines.decode)
+
+
+async def test_a_prefill_worker_that_drains_keeps_a_handoff_until_it_is_pulled(
+    pipeline: Pipeline,
+    client: httpx.AsyncClient,
+    engines: Engines,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prefill_service, "LEASE_POLL_S", 0.01)
+    await pipeline.start(Role.GATEWAY, Role.RENDER, Role.DECODE, Role.DERENDER)
+    (draining,) = await pipeline.start(Role.PREFILL)
+    (engine,) = engines.prefill
+    engine.faults.hang_pulls = True
+    asking = asyncio.create_task(ask(client, pipeline, "not yet pulled"))
+    await engines.decode[0].wait_until(lambda stats: stats.num_running == 1)
+    draining.stop.set()
+    await asyncio.wait({draining.task, looks_at(engine)}, return_when=asyncio.FIRST_COMPLETED)
+    assert not draining.task.done()
+    engine.release()
+    assert (await asking)["prefill_mode"] == "remote"
+    await draining.task
+
+
+async def test_a_prefill_worker_that_drains_keeps_a_handoff_until_it_is_expired(
+    pipeline: Pipeline, engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefill_service, "LEASE_POLL_S", 0.01)
+    (draining,) = await pipeline.start(Role.PREFILL)
+    (engine,) = engines.prefill
+    await engine.prefill("t1", [1, 2, 3], cache_salt=None, priority=0)
+    draining.stop.set()
+    await asyncio.wait({draining.task, looks_at(engine)}, return_when=asyncio.FIRST_COMPLETED)
+    assert not draining.task.done()
+    engine.expire_leases()
+    await draining.task
+
+
+def looks_at(engine: FakePrefillEngine) -> asyncio.Future[None]:
+    """Return what is done once somebody has often looked at an engine."""
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    stats, left = engine.stats, itertools.count(10, -1)
+
+    def look() -> EngineStats:
+        if next(left) == 0:
+            done.set_result(None)
+        return stats()
+
+    engine.stats = look  # type: ignore[method-assign]
+    return done

@@ -89,3 +89,8 @@ def test_a_handoff_with_another_tasks_blocks_is_refused() -> None:
     with pytest.raises(HandoffError) as caught:
         check(msgspec.structs.replace(HANDOFF, kv_transfer_params=kv))
     assert caught.value.reason == "task"
+
+
+def test_the_blocks_of_any_run_of_the_task_are_its_own() -> None:
+    kv = {**HANDOFF.kv_transfer_params, "remote_request_id": "t-0a1b2c3d-1"}
+    check(msgspec.structs.replace(HANDOFF, kv_transfer_params=kv))

@@ -139,6 +139,20 @@ async def test_a_worker_whose_pulls_fail_is_not_used_until_another_handshake(
     await worker.greeted["p1"].get()
 
 
+async def test_pulls_that_fail_during_the_first_handshake_begin_another_in_its_place(
+    worker: Worker, peers: Peers
+) -> None:
+    worker.hung = {"p1"}
+    worker.are("p1")
+    await worker.greeted["p1"].get()
+    first = peers._peers["p1"].greeted
+    assert first is not None
+    for _ in range(MAX_FAILED_PULLS):
+        peers.not_pulled("p1")
+    await worker.greeted["p1"].get()
+    assert first.cancelled()
+
+
 async def test_pulls_that_fail_now_and_then_do_no_harm(worker: Worker, peers: Peers) -> None:
     worker.are("p1")
     await worker.greeted["p1"].get()

@@ -290,14 +290,17 @@ async def test_a_task_whose_worker_died_before_it_could_say_so_is_published_agai
     await attempt
 
 
-async def test_after_a_reconnect_only_what_nobody_has_started_is_published_again() -> None:
+async def test_after_a_reconnect_each_task_is_published_again_to_whoever_may_have_it() -> None:
     case = Case("p1", "p2")
     one, first, _ = await case.ask()
     two, second, _ = await case.ask()
     case.worker.say(started(first, "p1"))
     await case.worker.reconnect()
-    _, again, message_id = case.worker.published.get_nowait()
-    assert (again, message_id) == (second, f"{second.task_id}.1")
+    for task, subject in (
+        (first, subjects.prefill_worker(POOL, "p1")),
+        (second, subjects.prefill(POOL, Lane.RT)),
+    ):
+        assert case.worker.published.get_nowait() == (subject, task, f"{task.task_id}.1")
     assert case.worker.published.empty()
     for task, attempt in ((first, one), (second, two)):
         case.worker.say(handoff(task, "p1", run=attempt is one))

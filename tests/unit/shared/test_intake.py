@@ -219,3 +219,14 @@ async def test_without_a_slot_the_first_queue_is_waited_for_where_something_can_
     assert bench.queues.num_waiting == 0  # nothing is left that could be preempted
     bench.running["r"].set()
     await bench.queues.until(lambda: list(bench.running) == ["s"])
+
+
+@pytest.mark.parametrize("bench", [4], indirect=True)
+async def test_what_is_not_urgent_takes_no_slot_of_what_runs(bench: Bench) -> None:
+    await bench.queues.until(lambda: bench.queues.num_waiting == 3)
+    bench.victims.append("n=4")
+    bench.running["n=4"] = asyncio.Event()
+    bench.slots.take(4)
+    bench.queues.put(Lane.BULK, "b")
+    await bench.queues.until(lambda: "b" in bench.running)
+    assert bench.victims == ["n=4"]

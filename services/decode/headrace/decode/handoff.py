@@ -32,7 +32,7 @@ def check(
     if handoff.task_id != task.task_id:
         raise HandoffError("task", f"handoff of task {handoff.task_id}, expected {task.task_id}")
     request_id = str(handoff.kv_transfer_params.get("remote_request_id"))
-    if request_id.rpartition("-")[0] != task.task_id:  # engines name their requests so
+    if not request_id.startswith(f"{task.task_id}-"):  # engines name their requests so
         raise HandoffError(
             "task", f"handoff of task {task.task_id} with the blocks of {request_id!r}"
         )

@@ -100,6 +100,8 @@ class Peers:
         return list(new.values())
 
     def _greet_soon(self, instance: str, peer: _Peer) -> None:
+        if peer.greeted is not None:
+            peer.greeted.cancel()  # else nobody would end it when the worker is gone
         peer.greeted = asyncio.create_task(self._greet_until_it_succeeds(instance, peer))
         peer.greeted.add_done_callback(_ended)
 

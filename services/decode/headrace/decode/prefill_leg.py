@@ -166,10 +166,11 @@ class PrefillLeg:
         """Raises: NoWorkerError when the broker takes no tasks: the prompt is better computed here."""
         task, pool = pending.task, self._worker.pool
         pending.num_published += 1
+        worker = pending.starter or pending.target
         subject = (
             subjects.prefill(pool, task.lane)
-            if pending.target is None
-            else subjects.prefill_worker(pool, pending.target)
+            if worker is None
+            else subjects.prefill_worker(pool, worker)
         )
         try:
             await self._worker.broker.publish_durable(
@@ -181,10 +182,12 @@ class PrefillLeg:
             raise NoWorkerError(f"the task reaches no prefill worker: {error}") from None
 
     async def _publish_all_again(self) -> None:
-        """While the broker was away, tasks that nobody had taken may have been lost; of two answers one is taken."""
+        """While this worker was away, tasks that nobody had taken may have been lost; of two answers one is taken.
+
+        And who computes one may have given it up, as nobody seemed to wait; if not, it drops the copy.
+        """
         for pending in list(self._inbox.pending.values()):
-            if pending.starter is None:
-                await self._publish_again(pending)
+            await self._publish_again(pending)
 
     async def _publish_again(self, pending: Pending) -> None:
         try:

@@ -10,7 +10,7 @@ from headrace.decode.continuation import Continuation, continued
 from headrace.engine.interface import DecodeEngine
 from headrace.shared import subjects, wire
 from headrace.shared.broker import Received
-from headrace.shared.errors import EngineRequestError
+from headrace.shared.errors import EngineRequestError, WireError
 from headrace.shared.messages import Chunk, Job, Takeover, Terminal
 from headrace.shared.owners import Owners
 from headrace.shared.subjects import Lane
@@ -38,12 +38,24 @@ class Seen:
 
 
 def seen(messages: Iterable[Received]) -> Seen:
-    """Return what these messages of one `out` subject say, by the rule of `Owners`. Raises: WireError."""
+    """Return what these messages of one `out` subject say, by the rule of `Owners`.
+
+    One that can't be read is missing, here as for the client.
+    """
     owners, epoch, last = Owners(), 0, 0
     answers: list[Chunk | Terminal] = []
     for received in messages:
-        message = wire.decode(received.payload, Chunk, Terminal, Takeover)
         last = int(received.headers["Nats-Sequence"])
+        try:
+            message = wire.decode(received.payload, Chunk, Terminal, Takeover)
+        except WireError as error:
+            logger.warning(
+                "unreadable answer on %s: %s",
+                received.subject,
+                error,
+                extra={"action": "answer_unreadable", "subject": received.subject},
+            )
+            continue
         epoch = max(epoch, message.epoch)
         if isinstance(message, Takeover):
             owners.take_over(message)
@@ -82,6 +94,9 @@ class Succession:
             before = await self._seen(job)
             if before.terminal is not None:
                 return None
+            if before.epoch >= epoch:  # somebody was quicker: this one's name is taken
+                epoch = before.epoch + 1
+                await self._broadcast(self._takeover(job, epoch, 0))
             continuation = None
             if before.chunks:
                 continuation = continued(job, before.chunks, self._engine)

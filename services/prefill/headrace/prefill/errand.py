@@ -167,7 +167,7 @@ class Errand:
                 return wire.decode(reply, PrefillNoted).wanted
             except NoWorkerError:
                 if isinstance(message, PrefillStarted):
-                    # A decode worker that comes back publishes what nobody has started.
+                    # A decode worker that comes back publishes again what it waits for.
                     return False
             except (BrokerError, WireError) as error:
                 logger.warning(
