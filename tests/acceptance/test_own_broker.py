@@ -9,7 +9,8 @@ import pytest
 
 from headrace.cli import own_broker
 from headrace.shared.broker import Broker
-from headrace.shared.errors import SettingsError
+from headrace.shared.errors import BrokerError, SettingsError
+from headrace.shared.nats_server import NatsServer
 from headrace.shared.settings import BrokerSettings
 from headrace.shared.subjects import Role
 
@@ -42,6 +43,35 @@ def test_a_broker_that_died_is_started_again_at_the_same_address(tmp_path: Path)
 
     asyncio.run(scenario())
     assert lines == ["broker died; starting it again"]
+
+
+def test_a_restart_that_fails_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(own_broker, "AGAIN_S", 0.0)
+
+    async def scenario() -> None:
+        before = children()
+        async with own_broker.running(BrokerSettings(), tmp_path, lines.append) as settings:
+            (server,) = children() - before
+            restart, failures = NatsServer.restart, [OSError("no room"), BrokerError("no store")]
+
+            async def restart_at_last(server: NatsServer) -> None:
+                if failures:
+                    raise failures.pop()
+                await restart(server)
+
+            monkeypatch.setattr(NatsServer, "restart", restart_at_last)
+            os.kill(server, signal.SIGKILL)
+            async with asyncio.timeout(TIMEOUT_S):
+                while len(lines) < 5:  # noqa: ASYNC110 - it reports in passing
+                    await asyncio.sleep(0.01)
+                broker = await Broker.connect(settings, role=Role.GATEWAY, name="test")
+            await broker.close()
+
+    asyncio.run(scenario())
+    assert [line.split(";")[0] for line in lines[1::2]] == ["no store", "no room"]
 
 
 def test_a_broker_with_a_password_takes_only_who_knows_it(tmp_path: Path) -> None:

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import msgspec
 
-from headrace.shared.errors import SettingsError
+from headrace.shared.errors import BrokerError, SettingsError
 from headrace.shared.nats_server import NatsServer
 from headrace.shared.settings import BrokerSettings
 
 CHECK_INTERVAL_S = 0.5
+AGAIN_S = 5.0  # after a restart that failed
 
 
 @asynccontextmanager
@@ -74,4 +75,8 @@ async def _keep(server: NatsServer, report: Callable[[str], None]) -> None:
         await asyncio.sleep(CHECK_INTERVAL_S)
         if not server.is_running:
             report("broker died; starting it again")
-            await server.restart()
+            try:
+                await server.restart()
+            except (BrokerError, OSError) as error:  # a full disk, say: somebody may make room
+                report(f"{error}; trying again in {AGAIN_S:g} s")
+                await asyncio.sleep(AGAIN_S)

@@ -12,7 +12,7 @@ from headrace.client.errors import NoResultError
 from headrace.shared import subjects
 from headrace.shared.answer import Answer
 from headrace.shared.broker import Broker, Received
-from headrace.shared.errors import ExpiredError
+from headrace.shared.errors import BrokerError, ExpiredError
 from headrace.shared.messages import Chunk, Terminal
 
 
@@ -60,10 +60,13 @@ class Answers:
         self._tenant = tenant
         self._live: set[Answer] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._failure: BrokerError | None = None
         broker.on_reconnect(self._reread_all)
+        self._spawn(self._fail_when_closed())
 
     async def aclose(self) -> None:
-        """End what still reads."""
+        """End what still reads; who waits is told."""
+        self._fail(BrokerError("this client was closed"))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -92,6 +95,8 @@ class Answers:
             self._live.add(answer)
             stack.callback(self._live.discard, answer)
             answer.reread()
+            if self._failure is not None:
+                answer.fail(self._failure)
             yield Reading(request_id, answer)
 
     async def _kept(self, request_id: str, out: str) -> list[Received]:
@@ -100,6 +105,18 @@ class Answers:
         # The last message is cheap to ask for, and most readers wait before there is any.
         found = await self._broker.replay(out) if await self._broker.last(out) else []
         return found if result is None else [*found, result]
+
+    async def _fail_when_closed(self) -> None:
+        """No answer will come any more: nobody need wait until the time is over."""
+        try:
+            await self._broker.closed_for_good()
+        except BrokerError as error:
+            self._fail(error)
+
+    def _fail(self, error: BrokerError) -> None:
+        self._failure = error
+        for answer in self._live:
+            answer.fail(error)
 
     async def _reread_all(self) -> None:
         for answer in self._live:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine, Generator, Iterable
+from concurrent.futures import CancelledError
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -49,7 +50,7 @@ class Client:
             raise
 
     def close(self) -> None:
-        """Disconnect and end the thread. What was submitted goes on."""
+        """Disconnect and end the thread; who waits in another one gets a BrokerError. What was submitted goes on."""
         if self._loop.is_closed():
             return
         try:
@@ -57,6 +58,7 @@ class Client:
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
+            self._loop.run_until_complete(_end_tasks())
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()
 
@@ -175,9 +177,19 @@ class Client:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
+        except CancelledError:
+            raise BrokerError("this client was closed") from None
         except BaseException:
             future.cancel()
             raise
+
+
+async def _end_tasks() -> None:
+    """End what other threads wait for: nothing runs on the loop after this."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _next(parts: asynchronous.Parts) -> Part | Result | None:

@@ -12,7 +12,7 @@ from headrace.shared.errors import (
     AnswerLostError,
     BrokerError,
     ExpiredError,
-    RequestError,
+    HeadraceError,
     WireError,
 )
 from headrace.shared.messages import Chunk, Takeover, Terminal
@@ -70,7 +70,7 @@ class Answer:
         self._announced = (
             Owners()
         )  # of takeovers that came live: the broker delivers refused ones, too
-        self._failure: RequestError | None = None
+        self._failure: HeadraceError | None = None
         self._wake = asyncio.Event()
         self._pause_s = pace.silence_s
         self._replay_at = self._now() + self._pause_s
@@ -110,7 +110,7 @@ class Answer:
         self._is_reading_in_vain = self._is_reading_in_vain or self._replaying
         self._wake.set()
 
-    def fail(self, error: RequestError) -> None:
+    def fail(self, error: HeadraceError) -> None:
         """Make `next` raise `error`, now and ever after; the first one stays."""
         self._failure = self._failure or error
         self._wake.set()

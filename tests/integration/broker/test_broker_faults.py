@@ -196,6 +196,35 @@ async def test_a_publish_whose_ack_was_lost_still_counts_as_stored(
     await broker.close()
 
 
+async def test_a_publish_whose_ack_was_lost_counts_as_stored_when_it_is_worked_off_already(
+    nats_server_of_its_own: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = await Broker.connect(
+        BrokerSettings(url=nats_server_of_its_own.url), role="test", name="test"
+    )
+    await broker.declare_model("m")
+    request = broker._data.request
+    lost: list[str] = []
+
+    async def lose_the_ack_until_it_is_worked_off(
+        subject: str, *args: object, **kwargs: object
+    ) -> object:
+        answer = await request(subject, *args, **kwargs)  # type: ignore[arg-type]
+        if subject not in lost and not subject.startswith("$JS"):
+            lost.append(subject)
+            delivery = await broker.take(RT, wait_s=20)
+            assert delivery is not None
+            await delivery.ack()
+            raise BrokerError("no answer")
+        return answer
+
+    monkeypatch.setattr(broker._data, "request", lose_the_ack_until_it_is_worked_off)
+    job = subjects.job("m", "acme", Lane.RT)
+    assert await broker.publish_durable(job, b"mine", message_id="a") is True
+    assert await broker.publish_durable(job, b"another", message_id="a") is False
+    await broker.close()
+
+
 async def test_processes_may_start_before_the_broker(tmp_path: Path) -> None:
     server = NatsServer(tmp_path / "nats")
     await server.start()

@@ -11,6 +11,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from headrace.client import Client
 from headrace.gateway.service import Gateway
 from headrace.shared.broker import Broker
 from headrace.shared.errors import BrokerError
@@ -106,3 +107,18 @@ async def test_a_gateway_ends_with_an_error(server: LockedServer, settings: Sett
         server.revoke()
         with pytest.raises(BrokerError, match=CLOSED):
             await serving
+
+
+async def test_a_client_that_waits_for_a_result_learns_it(
+    server: LockedServer, settings: Settings
+) -> None:
+    async with Client(settings.broker) as client:
+        results = [asyncio.create_task(client.result("r1", 3600))]
+        results += [asyncio.create_task(client.run({"model": "m"}, deadline_s=3600))]
+        assert client._answers is not None
+        while not client._answers._live:  # noqa: ASYNC110 - it waits for the event loop alone
+            await asyncio.sleep(0)
+        server.revoke()
+        for result in results:
+            with pytest.raises(BrokerError, match=CLOSED):
+                await asyncio.wait_for(result, 60)

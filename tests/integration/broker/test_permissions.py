@@ -8,9 +8,12 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import msgspec
 import pytest
 import pytest_asyncio
 
+from headrace.cli import dlq
+from headrace.cli.main import build_parser
 from headrace.cli.top import Eye
 from headrace.cli.top_frame import Rates, frame
 from headrace.shared import nats_server as nats_server_module
@@ -296,6 +299,12 @@ async def test_only_an_admin_reads_and_takes_out_dead_letters(brokers: Brokers) 
                 await call
         with pytest.raises(DeniedError):
             [kept async for kept in admin.messages("HR_DLQ", letters)]
+    options = build_parser().parse_args(["dlq", "list"])
+    gateway = msgspec.structs.replace(brokers[Role.GATEWAY]._settings, user="gateway")
+    with pytest.raises(BrokerError, match="only the broker's user admin may"):
+        await dlq.act(options, gateway)
+    # Without a user's name, a password is the admin's.
+    assert await dlq.act(options, brokers["admin"]._settings) == 0
     admin = brokers["admin"].admin
     assert [kept.sequence async for kept in admin.messages("HR_DLQ", letters)] == [1, 2]
     assert await admin.delete("HR_DLQ", 1)

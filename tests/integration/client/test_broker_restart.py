@@ -14,6 +14,7 @@ from headrace.client import Client, Part, Result, answers
 from headrace.client.answers import Pace
 from headrace.shared import subjects, wire
 from headrace.shared.broker import Broker
+from headrace.shared.errors import BrokerError
 from headrace.shared.messages import Chunk, Terminal
 from headrace.shared.nats_server import NatsServer
 from headrace.shared.settings import BrokerSettings
@@ -105,3 +106,14 @@ async def test_a_stream_goes_on_behind_what_was_read_of_it(
         rest = [part async for part in stream]
     assert isinstance(rest.pop(), Result)
     assert [part.seq for part in [first, *rest] if isinstance(part, Part)] == [0, 1, 2]
+
+
+async def test_who_waits_is_told_when_the_client_is_closed(server: NatsServer) -> None:
+    async with Client(server.url) as client:
+        waiting = asyncio.create_task(client.result("r1", 3600))
+        async with asyncio.timeout(60):
+            assert client._answers is not None
+            while not client._answers._live:  # noqa: ASYNC110 - it waits for the event loop alone
+                await asyncio.sleep(0)
+    with pytest.raises(BrokerError, match="closed"):
+        await asyncio.wait_for(waiting, 60)

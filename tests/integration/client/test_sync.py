@@ -6,6 +6,7 @@ import asyncio
 import signal
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -62,6 +63,36 @@ async def test_every_method_blocks_and_the_thread_ends(pipeline: Pipeline) -> No
 
     await asyncio.to_thread(use)
     assert "headrace-client" not in {thread.name for thread in threading.enumerate()}
+
+
+async def test_who_waits_in_another_thread_is_told_when_it_is_closed(pipeline: Pipeline) -> None:
+    def use() -> None:
+        client = Client(pipeline.settings.broker)
+        with ThreadPoolExecutor() as other:
+            waiting = other.submit(client.result, "never", 3600)
+            answers = client._client._answers
+            assert answers is not None
+            while not answers._live:
+                client._call(asyncio.sleep(0))
+            client.close()
+            with pytest.raises(BrokerError, match="closed"):
+                waiting.result(60)
+
+    await asyncio.to_thread(use)
+
+
+async def test_what_runs_on_its_loop_ends_when_it_is_closed(pipeline: Pipeline) -> None:
+    def use() -> None:
+        client = Client(pipeline.settings.broker)
+        with ThreadPoolExecutor() as other:
+            waiting = other.submit(client._call, asyncio.Event().wait())
+            while not waiting.running():
+                client._call(asyncio.sleep(0))
+            client.close()
+            with pytest.raises(BrokerError, match="closed"):
+                waiting.result(60)
+
+    await asyncio.to_thread(use)
 
 
 async def test_errors_are_raised_where_the_method_was_called(pipeline: Pipeline) -> None:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import pytest_asyncio
 
+from headrace.cli import batch_run
+from headrace.cli.batch_models import Models
 from headrace.client import Client, NoResultError, Part, Result
 from headrace.shared import subjects, wire
 from headrace.shared.broker import Broker, Received, WorkQueue
 from headrace.shared.errors import BrokerError
 from headrace.shared.messages import Chunk, Terminal
 from headrace.shared.nats_server import NatsServer
-from headrace.shared.settings import BrokerSettings
+from headrace.shared.settings import BrokerSettings, Settings
 from headrace.shared.subjects import Lane
 from headrace.shared.submission import Submission
 
@@ -107,3 +112,31 @@ async def test_a_tenant_reaches_nothing_of_another(server: NatsServer, ours: Bro
             await client.submit({"model": "m"})
         with pytest.raises(NoResultError):
             await client.result("r1", 0.5)
+
+
+async def test_a_batch_runs_in_a_tenants_account_that_hears_of_no_worker(
+    server: NatsServer, ours: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_run, "Models", functools.partial(Models, heard_within_s=0.1))
+    batch = batch_run.Batch(
+        input_file=tmp_path / "in.jsonl",
+        output_file=tmp_path / "out.jsonl",
+        tenant="acme",
+        concurrency=2,
+    )
+    line = {"method": "POST", "url": "/v1/completions", "body": {"model": "m", "prompt": "x"}}
+    batch.input_file.write_text(json.dumps({"custom_id": "a", **line}))
+    settings = msgspec.structs.replace(
+        Settings(), broker=BrokerSettings(url=server.url, user="acme", password="pw-acme")
+    )
+    with batch_run.opened(batch) as (checkpoint, num_bytes):
+        session = batch_run.Session(batch, checkpoint, num_bytes)
+        running = asyncio.create_task(session.run(settings))
+        taken = await ours.take(WorkQueue.req("m", Lane.BULK), wait_s=30)
+        assert taken is not None
+        request_id = taken.headers["Hr-Request-Id"]
+        payload = end("acme", request_id)
+        await ours.publish_durable(subjects.res("acme", request_id), payload, message_id="1")
+        await running
+    assert session.code == 0
+    assert json.loads(batch.output_file.read_text())["response"]["body"] == {"id": "x"}

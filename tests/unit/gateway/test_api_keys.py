@@ -188,6 +188,23 @@ class TestFile:
         assert keys.owner_of(ACME)
         assert len(caplog.records) == 1
 
+    def test_a_file_that_could_not_be_read_for_a_while_is_read_then(
+        self, keys, file, monkeypatch, caplog
+    ):
+        def denied(path):
+            raise PermissionError(13, "Permission denied")
+
+        file.write_text(line_of(GLOBEX, ApiKey(tenant="globex")))
+        with monkeypatch.context() as patch:
+            patch.setattr("pathlib.Path.read_text", denied)
+            for _ in range(3):
+                keys.look()
+        assert keys.owner_of(ACME)
+        assert [r.action for r in caplog.records] == ["api_keys_failed"]
+        keys.look()  # `chmod` changes neither size nor time of a file
+        assert keys.owner_of(ACME) is None
+        assert keys.owner_of(GLOBEX)
+
     def test_a_file_without_a_key_lets_nobody_in(self, keys, file, caplog):
         file.write_text("# revoked\n")
         keys.look()

@@ -5,8 +5,9 @@ import logging
 import socket
 
 import pytest
+from nats import errors
 
-from headrace.shared.broker.connection import Connection
+from headrace.shared.broker.connection import SLOW_INTERVAL_S, Connection
 from headrace.shared.settings import BrokerSettings
 
 TIMEOUT_S = 30.0
@@ -61,3 +62,22 @@ def test_a_broker_that_is_not_there_is_named_once_and_then_every_ten_seconds(
         *(logging.WARNING, logging.DEBUG),
     ]
     assert f"no broker at nats://127.0.0.1:{port}, trying on: " in found[0].getMessage()
+
+
+def test_messages_that_are_dropped_are_counted_and_not_told_one_by_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = 100.0
+
+    async def scenario() -> None:
+        nonlocal now
+        connection = Connection("t", lambda: None, lambda: None, clock=lambda: now)
+        dropped = errors.SlowConsumerError(subject="s", reply="", sid=1, sub=None)  # type: ignore[arg-type]
+        for _ in range(50):
+            await connection._error(dropped)
+        now += SLOW_INTERVAL_S
+        await connection._error(dropped)
+
+    asyncio.run(scenario())
+    told = [r.getMessage() for r in caplog.records if r.__dict__.get("action") == "slow_consumer"]
+    assert told == [f"{count} messages dropped: this process is too slow" for count in (1, 50)]

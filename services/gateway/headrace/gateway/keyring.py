@@ -90,8 +90,10 @@ class Keyring:
             is_settled, self._seen = stamp == self._seen, stamp
             if stamp == self._loaded or not is_settled:
                 return
-            self._loaded = stamp
             self._read(self._file)
+            self._loaded = (
+                stamp  # not before: what keeps it from being read may leave no trace in it
+            )
         except SettingsError as error:
             self._complain(str(error))
             return

@@ -26,6 +26,7 @@ CANCEL_AGAIN_S = 0.2
 RECONNECT_WAIT_S = 0.2
 PING_INTERVAL_S = 20
 UNREACHABLE_INTERVAL_S = 10.0  # between two warnings of one outage; five attempts a second fail
+SLOW_INTERVAL_S = 10.0  # between two errors about messages that were dropped
 PENDING_BYTES = 64 * 2**20  # before a publish waits for the socket
 
 _DENIED = re.compile(r'permissions violation for (publish|subscription) (?:to )?"([^"]+)"', re.I)
@@ -69,12 +70,14 @@ class Connection:
     ) -> None:
         """`on_closed` is told why, when the broker has closed the connection for good.
 
-        `clock` spaces the warnings of an outage; None: the event loop's.
+        `clock` spaces the lines about an outage, or about what was dropped; None: the event loop's.
         """
         self._label = label
         self._clock = clock or asyncio.get_running_loop().time
         self._url = ""
         self._warned_at: float | None = None  # None: the broker was reached since
+        self._dropped_at: float | None = None  # when it was said last that messages were dropped
+        self._num_dropped = 0  # since then
         self._on_lost = on_lost
         self._on_back = on_back
         self._on_closed = on_closed
@@ -409,10 +412,7 @@ class Connection:
             self._distrust = distrust
             self._refused.set()
         if isinstance(error, errors.SlowConsumerError):
-            logger.error(
-                "messages dropped: this process is too slow",
-                extra={"action": "slow_consumer", "subject": error.subject},
-            )
+            self._dropped(error.subject)
         elif isinstance(error, (OSError, errors.Error)) and not self._nc.is_connected:
             self._unreachable(text)
         elif isinstance(error, (errors.Error, OSError)):
@@ -426,6 +426,18 @@ class Connection:
                 exc_info=error,
                 extra={"action": "handler_failed", "connection": self._label},
             )
+
+    def _dropped(self, subject: str) -> None:
+        """Say it now and then: a line for each message would make a slow process slower still."""
+        self._num_dropped += 1
+        now = self._clock()
+        if self._dropped_at is None or now - self._dropped_at >= SLOW_INTERVAL_S:
+            logger.error(
+                "%d messages dropped: this process is too slow",
+                self._num_dropped,
+                extra={"action": "slow_consumer", "subject": subject},
+            )
+            self._dropped_at, self._num_dropped = now, 0
 
     def _unreachable(self, text: str) -> None:
         now = self._clock()

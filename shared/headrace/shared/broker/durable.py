@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
+from nats.aio.msg import Msg
 
 from headrace.shared.broker import stored
 from headrace.shared.broker.connection import Connection, DeniedError, NoResponderError
@@ -86,18 +88,21 @@ class DurablePublisher:
             return True
         if "error" in ack and not _says_taken(ack["error"], expect_last):
             raise _publish_error(subject, ack["error"])
-        return maybe_stored and await self._is_ours(stream, subject, ack.get("seq"), nonce)
-
-    async def _is_ours(self, stream: str, subject: str, sequence: Any, nonce: str) -> bool:
-        """Whether the message that is already there is this call's own, stored by a try that went unanswered."""
-        try:
-            if isinstance(sequence, int) and sequence > 0:
-                message = await stored.read_sequence(self._connection, stream, sequence)
-            else:
-                message = await stored.read_last(self._connection, stream, subject)
-        except DeniedError:
+        if not maybe_stored:
             return False
-        return message is not None and (message.headers or {}).get(_NONCE) == nonce
+        sequence: int = ack.get("seq") or 0
+        is_of_same_id = sequence > 0
+        found: Msg | None = None
+        with contextlib.suppress(DeniedError):
+            if is_of_same_id:
+                found = await stored.read_sequence(self._connection, stream, sequence)
+            else:
+                found = await stored.read_last(self._connection, stream, subject)
+        if found is None:
+            # Its ID is known, and it is worked off already, or not ours to read. A try of this call went
+            # unanswered: it was that one.
+            return is_of_same_id
+        return (found.headers or {}).get(_NONCE) == nonce
 
 
 def _says_taken(error: Mapping[str, Any], expect_last: int | None) -> bool:
