@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import NoReturn
 
-from headrace.cli import arguments, logs
+from headrace.cli import arguments, batch_arguments, logs, operator_arguments
 from headrace.shared.errors import HeadraceError, SettingsError
 from headrace.shared.subjects import Role
 
 SUPERVISOR_LOG_LEVEL: logs.LogLevel = "warning"  # it reports to the terminal in its own words
+OPERATOR_LOG_LEVEL: logs.LogLevel = "error"  # what a broker denies, the command says itself
 DEMO_QUESTION = "What is the capital of France?"
 
 
@@ -75,10 +76,15 @@ def build_parser() -> argparse.ArgumentParser:
     )
     serve.set_defaults(run=_serve)
 
+    batch = _command(commands, "batch", "Run many requests from a file.")
+    run = batch_arguments.add_batch(batch)
+    run.set_defaults(run=_run_batch)
+
     for command in (up, demo, serve):
         arguments.add_settings(
             command, arguments.WORKER_FLAGS if command is serve else arguments.STACK_FLAGS
         )
+    for command in (up, demo, serve, run):
         command.add_argument(
             "--log-format",
             choices=logs.FORMATS,
@@ -88,6 +94,24 @@ def build_parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--log-level", choices=logs.LEVELS, default="info", help="the least to log (info)"
         )
+
+    keys = _command(commands, "keys", "Make API keys.")
+    actions = keys.add_subparsers(required=True, metavar="ACTION")
+    new = _command(actions, "new", "Print a new API key, and its line for gateway.api_keys_file.")
+    new.add_argument("--tenant", required=True, help="whose requests the key lets in")
+    new.add_argument("--name", default="", help="for people: who has it, what it is for")
+    new.add_argument(
+        "--expires-days", type=int, metavar="DAYS", help="days until it expires; without it: never"
+    )
+    new.set_defaults(run=_new_key)
+
+    dlq = _command(commands, "dlq", "List, show, replay and drop dead letters.")
+    operator_arguments.add_dlq(dlq)
+    dlq.set_defaults(run=_dlq)
+
+    top = _command(commands, "top", "Show workers, queues and the longest-running requests, live.")
+    operator_arguments.add_top(top)
+    top.set_defaults(run=_top)
 
     version = _command(commands, "version", "Print the version.")
     version.set_defaults(run=_print_version)
@@ -132,6 +156,51 @@ def _serve(options: argparse.Namespace) -> NoReturn:
     logging.shutdown()
     sys.stdout.flush()
     os._exit(code)  # the service has closed what it had; unloading torch and vLLM takes seconds
+
+
+def _run_batch(options: argparse.Namespace) -> int:
+    from headrace.cli import batch_run
+
+    logs.configure(options.log_format, SUPERVISOR_LOG_LEVEL, role="batch")
+    if not sys.stderr.isatty():  # there a bar says how far it is
+        logging.getLogger("headrace.cli").setLevel(options.log_level.upper())
+    settings = arguments.load_settings(options, batch_run.LOCAL_PRESETS if options.local else None)
+    batch = batch_run.Batch(
+        input_file=options.input_file,
+        output_file=options.output_file,
+        tenant=options.tenant or settings.gateway.tenant,
+        concurrency=options.concurrency,
+        retry_failed=options.retry_failed,
+        run_id=options.run_id,
+    )
+    if options.local:
+        if options.nats_url:
+            raise SettingsError(
+                "--local starts a stack with a broker of its own: leave out --nats-url"
+            )
+        return batch_run.run_locally(batch, settings, options.log_format, options.log_level)
+    return batch_run.run(batch, settings)
+
+
+def _new_key(options: argparse.Namespace) -> int:
+    from headrace.cli import keys
+
+    sys.stdout.write(keys.new(options.tenant, options.name, options.expires_days))
+    return 0
+
+
+def _dlq(options: argparse.Namespace) -> int:
+    from headrace.cli import dlq
+
+    logs.configure("human", OPERATOR_LOG_LEVEL, role="dlq")
+    return dlq.run(options, arguments.load_settings(options).broker)
+
+
+def _top(options: argparse.Namespace) -> int:
+    from headrace.cli import top
+
+    logs.configure("human", OPERATOR_LOG_LEVEL, role="top")
+    return top.run(options, arguments.load_settings(options).broker)
 
 
 def _print_version(options: argparse.Namespace) -> int:

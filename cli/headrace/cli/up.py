@@ -81,7 +81,7 @@ def run_stack(
             )
         finally:
             if store_dir is None:
-                shutil.rmtree(folder / "nats", ignore_errors=True)
+                shutil.rmtree(folder / "nats" / "jetstream", ignore_errors=True)
 
 
 async def _run(

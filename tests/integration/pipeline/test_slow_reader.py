@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -29,7 +30,7 @@ BETWEEN = 16 * MIB  # more than the sockets of both sides hold
 REQUEST_ID = "r-slow"
 OUT = subjects.out("default", REQUEST_ID)
 WATCHDOG_S = 60.0
-MORE = {"max_tokens": 500, "ignore_eos": True}
+MORE = {"max_tokens": 1_000, "ignore_eos": True}
 
 HASTY = f"""
 max_payload: {MAX_PENDING}
@@ -71,20 +72,16 @@ def reading_of(broker: Broker) -> asyncio.ReadTransport:
     return broker._data._nc._transport._io_writer.transport  # type: ignore
 
 
-async def first_chunk_and_end(broker: Broker) -> tuple[asyncio.Future[Chunk], asyncio.Event]:
-    """Return the first chunk of the answer, and what is set with its terminal."""
-    first: asyncio.Future[Chunk] = asyncio.get_running_loop().create_future()
+async def end_of_answer(broker: Broker) -> asyncio.Event:
+    """Return what is set with the answer's terminal."""
     ended = asyncio.Event()
 
     def hear(received: Received) -> None:
-        message = wire.decode(received.payload, Chunk | Terminal)
-        if isinstance(message, Terminal):
+        if isinstance(wire.decode(received.payload, Chunk | Terminal), Terminal):
             ended.set()
-        elif not first.done():
-            first.set_result(message)
 
     await broker.subscribe(OUT, hear)
-    return first, ended
+    return ended
 
 
 async def test_a_gateway_that_the_broker_throws_out_reads_the_answer_again(
@@ -98,7 +95,6 @@ async def test_a_gateway_that_the_broker_throws_out_reads_the_answer_again(
     slow(pipeline)
     await pipeline.start(Role.GATEWAY, *STAGES)
     request = completion(pipeline, "thrown out", stream=True, **MORE)
-    first, _ = await first_chunk_and_end(pipeline.broker)
     async with (
         asyncio.timeout(WATCHDOG_S),
         client.stream(
@@ -109,21 +105,15 @@ async def test_a_gateway_that_the_broker_throws_out_reads_the_answer_again(
         text = text_of(await anext(events))
         reading = reading_of(gateways[0])
         reading.pause_reading()
-        again = wire.encode(
-            Chunk(
-                request_id=REQUEST_ID,
-                seq=0,
-                chunks=(bytes(64 * 1024),),
-                epoch=(await first).epoch,
-            )
-        )
+        first = wire.decode((await pipeline.broker.replay(OUT))[0].payload, Chunk)
+        again = wire.encode(msgspec.structs.replace(first, chunks=(bytes(64 * 1024),)))
         for _ in range(BETWEEN // len(again)):
             await pipeline.broker.publish(OUT, again)
         await pipeline.broker._data.flush()
         reading.resume_reading()
         async for event in events:
             text += text_of(event)
-    assert gateways[0].num_losses == 1
+    assert gateways[0].num_losses >= 1
     assert text == expected_text("thrown out", MORE["max_tokens"], ignore_eos=True)
 
 
@@ -145,7 +135,7 @@ async def test_what_a_gateway_dropped_because_it_fell_behind_is_read_again(
     slow(pipeline)
     await pipeline.start(Role.GATEWAY, *STAGES)
     request = completion(pipeline, "fell behind", stream=True, **MORE)
-    _, ended = await first_chunk_and_end(pipeline.broker)
+    ended = await end_of_answer(pipeline.broker)
     with caplog.at_level(logging.ERROR, logger="headrace.shared.broker.connection"):
         async with (
             asyncio.timeout(WATCHDOG_S),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 from pathlib import Path
 
 import pytest
 
-from headrace.cli.batch_checkpoint import Checkpoint, LineId
+from headrace.cli.batch_checkpoint import Checkpoint, CheckpointError, LineId
 from headrace.shared.errors import SettingsError
 
 DIGEST = "0123456789ab"
@@ -162,6 +163,24 @@ def test_a_file_that_was_put_in_its_place_is_held_too(path: Path) -> None:
     assert lines(path) == [("a", 200), ("b", 200)]
 
 
-def test_a_folder_is_no_output(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"--output-file .*Is a directory"):
-        Checkpoint(tmp_path)
+@pytest.mark.parametrize("path", [Path("/"), Path("/dev/full")])
+def test_what_is_no_file_is_no_output(path: Path) -> None:
+    with pytest.raises(SettingsError, match=rf"--output-file {path}: not a file"):
+        Checkpoint(path)
+
+
+def test_a_disk_that_is_full_leaves_what_was_whole_and_a_line_to_cut_off(path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Checkpoint(path) as checkpoint:
+        put(checkpoint, 1, "a")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 50, before[1]))
+        try:
+            with pytest.raises(CheckpointError, match=r"--output-file .*: File too large"):
+                put(checkpoint, 2, "b")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert checkpoint.get("b") is None
+    assert not path.read_bytes().endswith(b"\n")
+    with Checkpoint(path) as checkpoint:
+        put(checkpoint, 2, "b")
+    assert lines(path) == [("a", 200), ("b", 200)]
