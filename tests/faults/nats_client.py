@@ -22,7 +22,7 @@ from .record import Record
 from .stack import MODEL
 
 TENANT = "default"
-LOOK_AGAIN_S = 2.0
+LOOK_AGAIN_S = 0.5  # a live message comes a moment before the stream has stored it
 HANG_S = 40.0  # this long past its deadline a request is given up: longer than any ack_wait
 
 
