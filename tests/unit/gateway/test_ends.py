@@ -109,6 +109,19 @@ class TestDeadline:
         assert gateway.handler.recent.get("default", s.request_id).status == "expired"
 
 
+class TestStoodStill:
+    @pytest.fixture
+    def pace(self):  # both ends of a call are due at once, as in a process that was stopped meanwhile
+        return Pace(silence_s=1e6, grace_s=0.0, cancel_interval_s=1e6)
+
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_a_process_that_stood_still_answers_504_all_the_same(self, gateway, stream):
+        answer = await gateway.post(stream=stream, headers={"X-Request-Timeout": "1"}).end()
+        assert answer.status == 504
+        assert answer.error["type"] == "TimeoutError"
+        await gateway.broker.until(lambda: gateway.broker.cancels)
+
+
 class TestRepeatedCancel:
     @pytest.fixture
     def pace(self):

@@ -11,7 +11,7 @@ from headrace.gateway.call import Call, status_of
 from headrace.gateway.errors import retry_after_header, retry_after_of
 from headrace.gateway.events import Events, events_of
 from headrace.gateway.handler import Handler
-from headrace.shared.errors import EngineRequestError, RequestError
+from headrace.shared.errors import EngineRequestError, ExpiredError, RequestError
 from headrace.shared.messages import Chunk, Failure, Status, Terminal
 from headrace.shared.openai_errors import error_body
 
@@ -113,11 +113,21 @@ class CallResponse(Response):
         try:
             async with asyncio.timeout_at(self._call.send_until):
                 await self._answer(scope, receive, send)
-        except TimeoutError:  # a client that does not read; the server drops the connection
-            self._end("expired", self._http_status, "the client does not read its answer")
+        except TimeoutError:
+            if self._http_status is None:
+                await self._expire(scope, receive, send)
+            else:  # a client that does not read; the server drops the connection
+                self._end("expired", self._http_status, "the client does not read its answer")
         finally:
             watch.cancel()
             self._handler.close(self._call, self._status, self._http_status, self._reason)
+
+    async def _expire(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Say that the time is over, where this process stood still past both of its ends."""
+        error = ExpiredError("the request is past its deadline; nothing ended it in time")
+        response = error_response(error, self._call.record.request_id)
+        self._fail(error, response.status_code)
+        await response(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = self._call.record
