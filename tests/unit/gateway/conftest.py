@@ -62,6 +62,9 @@ class FakeBroker:
         self.cancels: list[Cancel] = []
         self.replays: list[str] = []
         self.refuse: Exception | None = None
+        self.hang: asyncio.Event | None = (
+            None  # a broker that is stopped takes nothing until it is set
+        )
         self.is_new = True
         self.num_failing_replays = 0
         self.asks: list[tuple[str, Ask]] = []
@@ -96,6 +99,8 @@ class FakeBroker:
         headers: dict[str, str],
         kept_s: float | None,
     ) -> bool:
+        if self.hang is not None:
+            await self.hang.wait()
         if self.refuse is not None:
             raise self.refuse
         received = headers | {"Nats-Msg-Id": message_id}

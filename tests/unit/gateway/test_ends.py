@@ -82,6 +82,16 @@ class TestDeadline:
         request_id = gateway.broker.submissions[0].request_id
         assert gateway.handler.recent.get("default", request_id).status == "expired"
 
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_a_broker_that_hangs_past_the_deadline_is_a_504_as_well(self, gateway, stream):
+        gateway.broker.hang = asyncio.Event()
+        answer = gateway.post(stream=stream, headers={"X-Request-Timeout": "1"})
+        await answer.end()
+        assert answer.status == 504
+        assert answer.error["type"] == "TimeoutError"
+        await gateway.broker.until(lambda: gateway.broker.cancels)
+        assert gateway.handler.num_running == 0
+
     async def test_a_stream_that_nobody_ends_gets_an_error_event(self, gateway, make):
         gateway.broker.script = lambda s: gateway.broker.send(s, make.chunk(s, 0))
         answer = gateway.post(stream=True, headers={"X-Request-Timeout": "1"})
@@ -111,7 +121,9 @@ class TestDeadline:
 
 class TestStoodStill:
     @pytest.fixture
-    def pace(self):  # both ends of a call are due at once, as in a process that was stopped meanwhile
+    def pace(
+        self,
+    ):  # both ends of a call are due at once, as in a process that was stopped meanwhile
         return Pace(silence_s=1e6, grace_s=0.0, cancel_interval_s=1e6)
 
     @pytest.mark.parametrize("stream", [False, True])

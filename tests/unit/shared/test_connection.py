@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import socket
+from types import SimpleNamespace
 
 import pytest
 from nats import errors
@@ -81,3 +83,28 @@ def test_messages_that_are_dropped_are_counted_and_not_told_one_by_one(
     asyncio.run(scenario())
     told = [r.getMessage() for r in caplog.records if r.__dict__.get("action") == "slow_consumer"]
     assert told == [f"{count} messages dropped: this process is too slow" for count in (1, 50)]
+
+
+async def test_a_caller_may_leave_in_the_moment_in_which_its_request_fails() -> None:
+    fails = asyncio.Event()
+
+    async def request(*_: object, **__: object) -> None:
+        await fails.wait()
+        raise errors.NoRespondersError
+
+    loop = asyncio.get_running_loop()
+    told: list[dict[str, object]] = []
+    loop.set_exception_handler(lambda _, context: told.append(context))
+    connection = Connection("t", lambda: None, lambda: None)
+    connection._nc = SimpleNamespace(is_connected=True, request=request)  # type: ignore[assignment]
+    connection._lost = loop.create_future()
+    asking = asyncio.create_task(connection.request("s", b"", timeout_s=TIMEOUT_S))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    fails.set()
+    await asyncio.sleep(0)
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    del asking  # its error holds the frames, and they the request
+    gc.collect()
+    assert told == []

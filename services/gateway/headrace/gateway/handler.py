@@ -18,7 +18,12 @@ from headrace.shared import subjects, wire
 from headrace.shared.answer import Answer
 from headrace.shared.cancels import Cancels
 from headrace.shared.deadlines import kept_s
-from headrace.shared.errors import BadRequestError, BrokerError, MalformedMessageError
+from headrace.shared.errors import (
+    BadRequestError,
+    BrokerError,
+    ExpiredError,
+    MalformedMessageError,
+)
 from headrace.shared.messages import Cancel, Status
 from headrace.shared.subjects import Lane
 from headrace.shared.submission import Submission
@@ -77,7 +82,13 @@ class Handler:
                 raise _duplicate(order.request_id)
             call = self._new_call(order, model)
             try:
-                await self._submit(call, order)
+                async with asyncio.timeout_at(call.wait_until):
+                    await self._submit(call, order)
+            except TimeoutError:
+                self._forget(call)
+                raise ExpiredError(
+                    "the request is past its deadline; the broker did not take it in time"
+                ) from None
             except BaseException:
                 self._forget(call)
                 raise

@@ -196,6 +196,7 @@ class Connection:
                 subject, payload, timeout_s, headers=dict(headers) if headers else None
             )
         )
+        answer.add_done_callback(_seen)
         try:
             waiting: set[asyncio.Future[Any]] = {answer, denied, self._lost}
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -475,3 +476,9 @@ class Connection:
 
 def _text(error: Exception) -> str:
     return str(error) or type(error).__name__
+
+
+def _seen(answer: asyncio.Future[Any]) -> None:
+    """Look at its error, if it has one: whoever asked may have left in the moment in which it came."""
+    if not answer.cancelled():
+        answer.exception()
