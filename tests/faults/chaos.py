@@ -29,6 +29,8 @@ from .stack import PRESETS, Stack, running
 from .terminals import Terminals
 
 SAMPLE_S = 10.0
+TICK_S = 0.5
+STALL_S = 2.0  # without a tick for so much longer: not load, but a machine that stood still
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +97,7 @@ async def _run(
         loads.append(os.getloadavg()[0])
         return progress(load.records, injector.faults, load.num_open)
 
-    async with _telling(stack, line):
+    async with _telling(stack, line), _watching(injector.faults):
         per_s = plan.num_requests / plan.storm_s
         loading = asyncio.create_task(load.run(plan.num_requests, per_s))
         gap_s = plan.storm_s / plan.num_faults if plan.num_faults else 0.0
@@ -131,6 +133,27 @@ async def _run(
     outcome.violations += check.check_terminals(terminals.ends)
     own = [*injector.failures, *load.failures]
     outcome.violations += [Violation("harness", "", text) for text in own]
+
+
+@contextlib.asynccontextmanager
+async def _watching(faults: list[Fault]) -> AsyncIterator[None]:
+    """Add a fault that nobody injected: the machine stood still, and every clock in it ran on."""
+
+    async def watch() -> None:
+        before = time.time()
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = time.time()
+            if now - before > TICK_S + STALL_S:
+                faults.append(Fault(-1, "stall", "machine", f"{now - before:.1f} s", before, now))
+            before = now
+
+    task = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 @contextlib.asynccontextmanager

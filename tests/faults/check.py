@@ -16,6 +16,8 @@ MAX_FILES = 300
 MAX_GROWTH_BYTES = 120 * 2**20
 WARM_S = 20.0  # of a process's life, before its memory is looked at
 
+ACK_WAIT_S = 30.0  # of std and bulk: what a lost worker had in hand comes again after it
+
 DISRUPTIVE = ("kill", "stop", "term")
 
 
@@ -65,6 +67,8 @@ def excuse(record: Record, around: list[Fault]) -> str | None:
     """Return why a request may have failed as it did. None: it may not."""
     order, status = record.order, record.http_status
     kinds = {fault.kind for fault in around}
+    if "stall" in kinds:
+        return "the whole machine stood still"
     if record.end == "refused" and (
         kinds & {"broker_kill", "broker_stop"} or record.gateway in {f.target for f in around}
     ):
@@ -86,6 +90,9 @@ def excuse(record: Record, around: list[Fault]) -> str | None:
     if status == 500 and not order.continuable and record.num_events > 0:
         if any(f.target.startswith("decode") and _hands_over(f) for f in around):
             return "its decode worker was lost in the middle of an answer that can't be continued"
+    if status == 500 and record.num_events > 0 and "broker_kill" in kinds:
+        if any(f.target.startswith("decode") and _hands_over(f) for f in around):
+            return "its decode worker was lost, and a killed broker forgot what it had answered"
     return None
 
 
@@ -147,9 +154,12 @@ def _late(record: Record, around: list[Fault], late_s: float) -> list[Violation]
     held = [
         fault.healed or record.ended
         for fault in around
-        if (fault.target == record.gateway and fault.kind == "stop")
+        if fault.kind == "stall"
+        or (fault.target == record.gateway and fault.kind == "stop")
         or (not record.gateway and (fault.kind in ("broker_kill", "broker_stop", "stop", "kill")))
     ]
+    if record.order.lane != "rt":
+        held += [fault.started + ACK_WAIT_S for fault in around if _loses_deliveries(fault)]
     if record.ended <= max([record.deadline, *held]) + late_s:
         return []
     text = f"{record.late_s:.2f} s past its deadline; {_what(record, around)}"
@@ -160,9 +170,16 @@ def _is_stage(fault: Fault) -> bool:
     return fault.target.split("-")[0] in ("render", "decode", "derender", "prefill")
 
 
+def _loses_deliveries(fault: Fault) -> bool:
+    """Whether what a worker was about to take, or had taken, may come again after `ack_wait` only."""
+    return fault.kind in ("broker_kill", "broker_stop") or (
+        fault.kind in ("kill", "stop") and _is_stage(fault)
+    )
+
+
 def _hands_over(fault: Fault) -> bool:
-    """Whether the broker takes the worker's messages for lost: it died, or was away too long."""
-    if fault.kind == "kill":
+    """Whether the worker is taken for lost: it died, has no connection, or was away too long."""
+    if fault.kind in ("kill", "cut"):
         return True
     lasted = (fault.healed or float("inf")) - fault.started
     return fault.kind == "stop" and lasted > 8.0

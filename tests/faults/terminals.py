@@ -74,6 +74,8 @@ class Terminals:
 
 def _end(terminal: Terminal) -> bytes:
     head = f"{terminal.status} {terminal.http_status} ".encode()
+    if terminal.status == "cancelled":
+        return head  # two stages may have heard of it, and each words it in its own way
     return head + terminal.body[:MAX_BODY_BYTES]
 
 

@@ -29,7 +29,7 @@ def run(module: str, *words: str) -> None:
 
 @pytest.mark.e2e
 def test_no_invariant_breaks_under_random_faults() -> None:
-    run("tests.faults", *"--seed 5 --faults 20 --requests 450 --minutes 0.8".split(), *PATIENCE)
+    run("tests.faults", *"--seed 5 --faults 14 --requests 280 --minutes 0.4".split(), *PATIENCE)
 
 
 @pytest.mark.e2e

@@ -87,8 +87,32 @@ def test_only_an_answer_that_can_t_be_continued_may_fail_with_its_decode_worker(
     lost = {"end": "error", "http_status": 500, "num_events": 3}
     two = order_of("n2", stream=True)
     assert kinds([record_of(two, **lost)], [fault("kill", "decode-0")]) == []
+    assert kinds([record_of(two, **lost)], [fault("cut", "decode-1")]) == []
     assert kinds([record_of(two, **lost)], [fault("kill", "prefill-0")]) == ["failed"]
     assert kinds([record_of(PLAIN, **lost)], [fault("kill", "decode-0")]) == ["failed"]
+
+
+def test_an_answer_is_lost_only_with_its_worker_and_the_broker_s_memory() -> None:
+    mixed = record_of(PLAIN, end="error", http_status=500, num_events=3)
+    forgets = fault("broker_kill", "broker")
+    assert kinds([mixed], [fault("stop", "decode-0", healed=SENT + 13.0), forgets]) == []
+    assert kinds([mixed], [fault("stop", "prefill-0", healed=SENT + 13.0), forgets]) == ["failed"]
+    assert kinds([mixed], [forgets]) == ["failed"]
+
+
+def test_a_machine_that_stood_still_excuses_what_it_broke() -> None:
+    stall = fault("stall", "machine", healed=SENT + 31.0)
+    cut = record_of(PLAIN, end="cut", http_status=None)
+    late = record_of(PLAIN, ended=SENT + 32.5)
+    assert kinds([cut, late], [stall]) == []
+    assert kinds([cut, late]) == ["failed", "late"]
+
+
+def test_std_and_bulk_may_wait_for_what_a_lost_worker_had_in_hand() -> None:
+    kept = order_of("plain", way="nats", lane="std")
+    late = record_of(kept, gateway="", ended=SENT + 32.5)
+    assert kinds([late], [fault("kill", "decode-0", started=SENT + 5.0, healed=SENT + 7.0)]) == []
+    assert kinds([late], [fault("kill", "decode-0", started=SENT, healed=SENT + 2.0)]) == ["late"]
 
 
 def test_a_connection_may_break_only_with_its_own_gateway() -> None:

@@ -86,11 +86,14 @@ def test_messages_that_are_dropped_are_counted_and_not_told_one_by_one(
 
 
 async def test_a_caller_may_leave_in_the_moment_in_which_its_request_fails() -> None:
-    fails = asyncio.Event()
+    asked = asyncio.Event()
 
     async def request(*_: object, **__: object) -> None:
-        await fails.wait()
-        raise errors.NoRespondersError
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:  # as `wait_for` does when the answer is there already
+            raise errors.NoRespondersError from None
 
     loop = asyncio.get_running_loop()
     told: list[dict[str, object]] = []
@@ -99,12 +102,11 @@ async def test_a_caller_may_leave_in_the_moment_in_which_its_request_fails() -> 
     connection._nc = SimpleNamespace(is_connected=True, request=request)  # type: ignore[assignment]
     connection._lost = loop.create_future()
     asking = asyncio.create_task(connection.request("s", b"", timeout_s=TIMEOUT_S))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    fails.set()
-    await asyncio.sleep(0)
+    await asked.wait()
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
     del asking  # its error holds the frames, and they the request
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
     gc.collect()
     assert told == []
