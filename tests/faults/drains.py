@@ -39,13 +39,14 @@ NUM_BETWEEN = 12  # requests that end before the next process is told to
 MAX_REQUESTS = 100_000
 
 
-def to_its_end(seed: int, number: int) -> Order:
+def to_its_end(seed: int, patience: float, number: int) -> Order:
     """Return an order whose client waits for its end: none may fail."""
-    orders = (make(seed + step, number) for step in itertools.count(0, 1_000_003))
+    steps = itertools.count(0, 1_000_003)
+    orders = (make(seed + step, number, patience=patience) for step in steps)
     return next(order for order in orders if order.ending == "read")
 
 
-async def run(seed: int, folder: Path) -> tuple[list[str], list[Violation]]:
+async def run(seed: int, patience: float, folder: Path) -> tuple[list[str], list[Violation]]:
     """Run it; return the lines to print, and what was violated."""
     async with running(folder) as stack:
         broker = await Broker.connect(
@@ -53,7 +54,7 @@ async def run(seed: int, folder: Path) -> tuple[list[str], list[Violation]]:
         )
         try:
             async with WorkerTable(broker) as table:
-                lines, violations = await _run(seed, stack, broker, table)
+                lines, violations = await _run(seed, patience, stack, broker, table)
         finally:
             await broker.close()
     counts, found = logs.read(member.log for member in stack.members)
@@ -68,13 +69,13 @@ async def run(seed: int, folder: Path) -> tuple[list[str], list[Violation]]:
 
 
 async def _run(
-    seed: int, stack: Stack, broker: Broker, table: WorkerTable
+    seed: int, patience: float, stack: Stack, broker: Broker, table: WorkerTable
 ) -> tuple[list[str], list[Violation]]:
     terminals = Terminals()
     await terminals.start(broker)
     nats = NatsClient(broker)
     await nats.start()
-    load = Load(partial(to_its_end, seed), stack.of(Role.GATEWAY), nats)
+    load = Load(partial(to_its_end, seed, patience), stack.of(Role.GATEWAY), nats)
     over = asyncio.Event()
     loading = asyncio.create_task(load.run(MAX_REQUESTS, PER_S, until=over.is_set))
     lines, refusing = [], []
@@ -94,11 +95,15 @@ async def _run(
     await loading
     await load.finish()
     _, violations = await quiet.check_engines(
-        broker, table, num=8, lease_s=float(PRESETS["nixl"]["lease_s"])
+        broker,
+        table,
+        num=8,
+        lease_s=float(PRESETS["nixl"]["lease_s"]),
+        within_s=check.FREE_S * patience,
     )
     violations += await quiet.check_queues(broker)
     violations += await quiet.check_dead_letters(broker, num_wanted=0)
-    violations += check.check_requests(load.records, refusing)
+    violations += check.check_requests(load.records, refusing, patience=patience)
     violations += check.check_terminals(terminals.ends)
     violations += [Violation("harness", "", text) for text in load.failures]
     ends = Counter(f"{r.order.way} {r.order.kind} {r.end}" for r in load.records)
@@ -109,13 +114,14 @@ def main(words: list[str]) -> int:
     """Run it and print what came of it."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults.drains", description=__doc__)
     parser.add_argument("--seed", type=int)
+    parser.add_argument("--patience", type=float, default=1.0, help="above 1 on a slow machine")
     options = parser.parse_args(words)
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
     logging.basicConfig(level=logging.CRITICAL)
     folder = Path(tempfile.mkdtemp(prefix="drains-"))
     report.say(f"seed {seed}, logs in {folder}")
     adopt_orphans()
-    lines, violations = asyncio.run(run(seed, folder))
+    lines, violations = asyncio.run(run(seed, options.patience, folder))
     for line in [*lines, *report.violation_lines(violations)]:
         report.say(line)
     return 1 if violations else 0

@@ -39,4 +39,4 @@ def test_cancelled_requests_leave_nothing_behind() -> None:
 
 @pytest.mark.e2e
 def test_every_process_drains_under_load_and_no_request_fails() -> None:
-    run("tests.faults.drains", *"--seed 5".split())
+    run("tests.faults.drains", "--seed", "5", *PATIENCE)
