@@ -27,6 +27,10 @@ _starting = threading.Lock()  # vLLM reads the environment while it starts, and 
 T = TypeVar("T")
 
 
+TELL_S = 5.0
+"""For the requests of a dead engine to hear of its death."""
+
+
 class EngineProcess:
     """One AsyncLLM, started and ended in a thread of its own.
 
@@ -68,6 +72,8 @@ class EngineProcess:
         engine, self._engine = self._engine, None
         if engine is not None:
             if (handler := engine.output_handler) is not None:
+                if engine.errored:  # it is telling those who wait, and then it ends
+                    await asyncio.wait({handler}, timeout=TELL_S)
                 # First: it takes the end of the engine's process for a failure, and logs a traceback.
                 handler.cancel()
                 await asyncio.gather(handler, return_exceptions=True)
