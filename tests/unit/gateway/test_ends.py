@@ -133,6 +133,13 @@ class TestStoodStill:
         assert answer.error["type"] == "TimeoutError"
         await gateway.broker.until(lambda: gateway.broker.cancels)
 
+    async def test_a_stream_that_had_begun_gets_its_error_event(self, gateway, make):
+        gateway.broker.script = lambda s: gateway.broker.send(s, make.chunk(s, 0))
+        answer = gateway.post(stream=True, headers={"X-Request-Timeout": "1"})
+        _, error, done = (await answer.end()).events
+        assert json.loads(error)["error"]["code"] == 504
+        assert done == "[DONE]"
+
 
 class TestRepeatedCancel:
     @pytest.fixture

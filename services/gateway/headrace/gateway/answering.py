@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from headrace.gateway.call import Call, status_of
 from headrace.gateway.errors import retry_after_header, retry_after_of
 from headrace.gateway.events import Events, events_of
 from headrace.gateway.handler import Handler
-from headrace.shared.errors import EngineRequestError, ExpiredError, RequestError
+from headrace.shared.errors import EngineRequestError, RequestError
 from headrace.shared.messages import Chunk, Failure, Status, Terminal
 from headrace.shared.openai_errors import error_body
 
@@ -111,23 +111,12 @@ class CallResponse(Response):
         """Send the answer. The first message decides the status; a client that leaves ends it."""
         watch = asyncio.create_task(_watch(receive, self._call))
         try:
-            async with asyncio.timeout_at(self._call.send_until):
-                await self._answer(scope, receive, send)
-        except TimeoutError:
-            if self._http_status is None:
-                await self._expire(scope, receive, send)
-            else:  # a client that does not read; the server drops the connection
-                self._end("expired", self._http_status, "the client does not read its answer")
+            await self._answer(scope, receive, _until(self._call.send_until, send))
+        except TimeoutError:  # a client that does not read; the server drops the connection
+            self._end("expired", self._http_status, "the client does not read its answer")
         finally:
             watch.cancel()
             self._handler.close(self._call, self._status, self._http_status, self._reason)
-
-    async def _expire(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Say that the time is over, where this process stood still past both of its ends."""
-        error = ExpiredError("the request is past its deadline; nothing ended it in time")
-        response = error_response(error, self._call.record.request_id)
-        self._fail(error, response.status_code)
-        await response(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = self._call.record
@@ -172,6 +161,19 @@ class CallResponse(Response):
 
     def _end(self, status: Status, http_status: int | None, reason: str | None) -> None:
         self._status, self._http_status, self._reason = status, http_status, reason
+
+
+def _until(when: float, send: Send) -> Send:
+    """Return a `send` that raises TimeoutError when it waits past `when`, a time of the event loop's clock.
+
+    What goes out without a wait is sent whenever it is: this process may have stood still past the end.
+    """
+
+    async def bounded(message: Message) -> None:
+        async with asyncio.timeout_at(when):
+            await send(message)
+
+    return bounded
 
 
 def _part(body: bytes) -> dict[str, object]:
