@@ -14,6 +14,7 @@ from typing import get_args
 from headrace.shared.deadlines import timeout_of_body
 from headrace.shared.errors import BadRequestError, MalformedMessageError
 from headrace.shared.messages import Endpoint
+from headrace.shared.settings import RenderSettings
 from headrace.shared.subjects import Lane, check_token, parse_req, reply, req
 
 MESSAGE_ID = "Nats-Msg-Id"
@@ -26,7 +27,7 @@ REPLY_TO = "Hr-Reply-To"
 OWN_ID = "Hr-Own-Id"
 READER = "Hr-Reader"
 
-DEFAULT_DEADLINE_S = {Lane.RT: 600.0, Lane.STD: 3_600.0, Lane.BULK: 86_400.0}
+DEFAULT_DEADLINE_S = RenderSettings().deadlines_s
 
 _ENDPOINTS: dict[str, Endpoint] = {endpoint: endpoint for endpoint in get_args(Endpoint)}
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
