@@ -14,6 +14,7 @@ from headrace.shared.answer import Answer
 from headrace.shared.broker import Broker, Received
 from headrace.shared.errors import BrokerError, ExpiredError
 from headrace.shared.messages import Chunk, Terminal
+from headrace.shared.tasks import spawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,4 @@ class Answers:
             answer.reread()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        return spawn(work, self._tasks)

@@ -27,6 +27,7 @@ from headrace.engine.vllm_start import EngineProcess
 from headrace.shared.errors import EngineDeadError, EngineRequestError
 from headrace.shared.settings import Settings
 from headrace.shared.subjects import Role
+from headrace.shared.tasks import spawn
 
 __all__ = ["VllmDecodeEngine", "VllmPrefillEngine"]
 
@@ -121,9 +122,7 @@ class VllmPrefillEngine(_VllmEngine):
 
     def _drop_lease(self, run_id: str) -> None:
         """Free what an aborted run may have left: vLLM aborts no request that has just ended."""
-        drop = asyncio.create_task(self._call_drop_lease(run_id))
-        self._drops.add(drop)
-        drop.add_done_callback(self._drops.discard)
+        spawn(self._call_drop_lease(run_id), self._drops)
 
     async def _call_drop_lease(self, run_id: str) -> None:
         with contextlib.suppress(EngineDeadError), translated():

@@ -20,6 +20,7 @@ from headrace.shared.errors import (
 )
 from headrace.shared.messages import Ask, AskAnswer
 from headrace.shared.openai_errors import error_body
+from headrace.shared.tasks import spawn
 from headrace.shared.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -84,11 +85,9 @@ class AskDesk:
         """Take one question; its answer goes out later."""
         if self._num_taken < self._capacity:
             self._num_taken += 1
-            task = asyncio.create_task(self._take(received))
+            spawn(self._take(received), self._tasks)
         else:
-            task = asyncio.create_task(self._refuse(received))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+            spawn(self._refuse(received), self._tasks)
 
     async def finish(self) -> None:
         """Wait until what was taken is answered."""

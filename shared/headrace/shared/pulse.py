@@ -16,6 +16,7 @@ from headrace.shared import subjects, wire
 from headrace.shared.broker import Broker, Received
 from headrace.shared.errors import BrokerError, NoWorkerError, WireError
 from headrace.shared.messages import Ping, Pong
+from headrace.shared.tasks import spawn
 
 logger = logging.getLogger(__name__)
 
@@ -130,9 +131,7 @@ async def answering_pings(broker: Broker, instance: str) -> AsyncIterator[None]:
             logger.debug("ping not answered: %s", error, extra={"action": "ping_lost"})
 
     def on_ping(received: Received) -> None:
-        task = asyncio.create_task(answer(received))
-        answers.add(task)
-        task.add_done_callback(answers.discard)
+        spawn(answer(received), answers)
 
     subscription = await broker.subscribe(subjects.ping(instance), on_ping)
     try:

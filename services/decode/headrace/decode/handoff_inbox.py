@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Coroutine
-from typing import Any
 
 from headrace.decode.pending import Pending
 from headrace.engine.interface import DecodeEngine
@@ -14,6 +12,7 @@ from headrace.shared import subjects, wire
 from headrace.shared.broker import Received
 from headrace.shared.errors import BrokerError, HandoffError, RequestError, WireError
 from headrace.shared.messages import Handoff, PrefillFailed, PrefillNoted, PrefillStarted
+from headrace.shared.tasks import spawn
 from headrace.shared.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -38,7 +37,7 @@ class HandoffInbox:
     def release(self, answer: Handoff | PrefillFailed | None) -> None:
         """Give a handoff back that will not be pulled, so that prefill frees its blocks."""
         if isinstance(answer, Handoff):
-            self._spawn(self._release(answer))
+            spawn(self._release(answer), self._tasks)
 
     def _on_answer(self, received: Received) -> None:
         try:
@@ -77,18 +76,13 @@ class HandoffInbox:
     def _reply(self, received: Received, wanted: bool) -> None:
         """Tell prefill that this is here, so that it needs not say it again."""
         if received.reply:
-            self._spawn(self._respond(received, PrefillNoted(wanted=wanted)))
+            spawn(self._respond(received, PrefillNoted(wanted=wanted)), self._tasks)
 
     async def _respond(self, received: Received, noted: PrefillNoted) -> None:
         try:
             await self._worker.broker.respond(received, wire.encode(noted))
         except BrokerError as error:
             logger.debug("prefill not answered: %s", error, extra={"action": "noted_lost"})
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _release(self, handoff: Handoff) -> None:
         try:

@@ -22,7 +22,7 @@ class Pending:
     task: PrefillTask
     target: str | None  #: the worker on whose own queue it is; None: the queue of all
     answer: asyncio.Future[Handoff | PrefillFailed | None]  #: None: it will not come
-    publish_again: Callable[[], None]
+    publish_again: Callable[[], object]
     starter: str | None = None  #: who computes it; None: nobody has said so yet
     num_published: int = 0
     _watches: list[Callable[[], None]] = field(default_factory=list)

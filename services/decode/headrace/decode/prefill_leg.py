@@ -7,7 +7,7 @@ import logging
 import random
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Set
+from collections.abc import Callable, Set
 from typing import Any
 
 from headrace.decode import handoff as handoffs
@@ -35,6 +35,7 @@ from headrace.shared.messages import (
 )
 from headrace.shared.openai_errors import error_of
 from headrace.shared.subjects import Role
+from headrace.shared.tasks import spawn
 from headrace.shared.token_ids import prompt_hash
 from headrace.shared.worker import Worker
 
@@ -151,8 +152,8 @@ class PrefillLeg:
             task=task,
             target=target,
             answer=asyncio.get_running_loop().create_future(),
-            publish_again=lambda: self._spawn(
-                self._publish_again(self._inbox.pending[task.task_id])
+            publish_again=lambda: spawn(
+                self._publish_again(self._inbox.pending[task.task_id]), self._tasks
             ),
         )
 
@@ -201,11 +202,6 @@ class PrefillLeg:
                     "request_id": pending.task.request_id,
                 },
             )
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _answered(self, pending: Pending, failed: set[str]) -> Handoff | PrefillFailed:
         """Wait for the answer for as long as somebody may give it."""

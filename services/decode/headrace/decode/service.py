@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Coroutine
 from typing import Any
 
 from headrace.decode import engine as engines
@@ -53,6 +52,7 @@ from headrace.shared.openai_errors import failure_of
 from headrace.shared.readers import READER_GONE
 from headrace.shared.settings import EngineKind, Settings
 from headrace.shared.subjects import Lane, Role
+from headrace.shared.tasks import spawn
 from headrace.shared.worker import Worker, joined, status_of, terminal_of
 
 logger = logging.getLogger(__name__)
@@ -259,7 +259,9 @@ class DecodeService:
             self._slots.give(extra_slots)
             del self._streams[stream.stream_id]
             if owned.is_given_back and stream.derender_instance:
-                self._spawn(self._links.tell_gone(stream.derender_instance, stream.stream_id))
+                spawn(
+                    self._links.tell_gone(stream.derender_instance, stream.stream_id), self._checks
+                )
 
     def _may_continue(self, job: Job) -> bool:
         try:
@@ -392,7 +394,10 @@ class DecodeService:
         stream = self._streams.get(message.stream_id)
         if isinstance(message, Resync) and message.derender_instance:
             if stream is None or not stream.is_with(message.derender_instance):
-                self._spawn(self._links.tell_gone(message.derender_instance, message.stream_id))
+                spawn(
+                    self._links.tell_gone(message.derender_instance, message.stream_id),
+                    self._checks,
+                )
                 return
         if stream is None:
             return
@@ -401,7 +406,7 @@ class DecodeService:
         elif isinstance(message, StreamDone):
             stream.done()
         elif isinstance(message, StreamUnknown):
-            self._spawn(self._on_unknown(stream, message.derender_instance))
+            spawn(self._on_unknown(stream, message.derender_instance), self._checks)
         else:
             stream.resync(message.index)
 
@@ -414,11 +419,6 @@ class DecodeService:
         if not await self._ownership.doubt(owned):
             stream.lost(derender_instance)
         owned.is_doubted = False
-
-    def _spawn(self, check: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(check)
-        self._checks.add(task)
-        task.add_done_callback(self._checks.discard)
 
     def _describe(self) -> dict[str, object]:
         stats = self._engine.stats()

@@ -47,6 +47,7 @@ from headrace.shared.messages import (
 from headrace.shared.openai_errors import failure_of
 from headrace.shared.settings import EngineKind, Settings
 from headrace.shared.subjects import Role
+from headrace.shared.tasks import spawn
 from headrace.shared.wire import Message
 from headrace.shared.worker import Worker, joined
 
@@ -162,9 +163,7 @@ class DerenderService:
         self._reply(self._open(received))
 
     def _reply(self, work: Coroutine[Any, Any, None]) -> None:
-        reply = asyncio.create_task(work)
-        self._replies.add(reply)
-        reply.add_done_callback(self._replies.discard)
+        spawn(work, self._replies)
 
     async def _open(self, received: Received) -> None:
         instance = self._worker.instance

@@ -12,6 +12,7 @@ from headrace.gateway.link import Link
 from headrace.shared import subjects, wire
 from headrace.shared.errors import BrokerError
 from headrace.shared.messages import Cancel
+from headrace.shared.tasks import spawn
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ class Farewell:
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run `work`, which ends soon, beside the calls."""
-        return _start(work, self._brief)
+        return spawn(work, self._brief)
 
     def leave(self, call: Call) -> None:
         """Unsubscribe from the answer."""
@@ -45,7 +46,7 @@ class Farewell:
         Once is not enough: a cancel is a core message, and a worker that comes later has not heard it.
         """
         self.cancel(call, reason)
-        _start(self._see_off(call, reason), self._waiting)
+        spawn(self._see_off(call, reason), self._waiting)
 
     async def aclose(self) -> None:
         """End it all; what was to be cancelled is cancelled once."""
@@ -90,10 +91,3 @@ class Farewell:
     async def _leave(self, call: Call) -> None:
         if call.subscription is not None:
             await call.subscription.unsubscribe()
-
-
-def _start(work: Coroutine[Any, Any, None], group: set[asyncio.Task[None]]) -> asyncio.Task[None]:
-    task = asyncio.create_task(work)
-    group.add(task)
-    task.add_done_callback(group.discard)
-    return task

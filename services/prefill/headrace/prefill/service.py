@@ -28,6 +28,7 @@ from headrace.shared.messages import Handoff, Handshake, PrefillFailed, PrefillT
 from headrace.shared.openai_errors import failure_of
 from headrace.shared.settings import EngineKind, Settings
 from headrace.shared.subjects import Lane, Role
+from headrace.shared.tasks import spawn
 from headrace.shared.token_ids import pack, prompt_hash
 from headrace.shared.worker import Worker, joined
 
@@ -134,9 +135,7 @@ class PrefillService:
             )
 
     def _on_handshake(self, received: Received) -> None:
-        answer = asyncio.create_task(self._shake_hands(received))
-        self._handshakes.add(answer)
-        answer.add_done_callback(self._handshakes.discard)
+        spawn(self._shake_hands(received), self._handshakes)
 
     async def _shake_hands(self, received: Received) -> None:
         """Answer with a handoff of one token ID, whose blocks the other side gives back at once."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +39,7 @@ from headrace.shared.errors import (
 )
 from headrace.shared.settings import BrokerSettings
 from headrace.shared.subjects import ROOT, Role
+from headrace.shared.tasks import spawn
 
 logger = logging.getLogger(__name__)
 
@@ -493,7 +494,7 @@ class Broker:
 
     def _give_back(self, message: Msg, delay_s: float = 0.0) -> None:
         if stored.status_of(message) is None:
-            self._spawn(self._nak(message, delay_s))
+            spawn(self._nak(message, delay_s), self._tasks)
 
     async def _nak(self, message: Msg, delay_s: float) -> None:
         try:
@@ -585,8 +586,3 @@ class Broker:
                 logger.warning(
                     "after a reconnect: %s", error, extra={"action": "on_reconnect_failed"}
                 )
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

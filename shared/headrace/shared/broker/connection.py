@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from nats import errors
@@ -19,6 +19,7 @@ from nats.aio.subscription import Subscription as NatsSubscription
 from headrace.shared.broker import tls
 from headrace.shared.errors import BrokerError
 from headrace.shared.settings import BrokerSettings
+from headrace.shared.tasks import spawn
 
 logger = logging.getLogger(__name__)
 
@@ -245,7 +246,7 @@ class Connection:
             if not taken:
                 future.add_done_callback(lambda late: give_back(late.result()))
                 if subscription is not None and not future.done():
-                    self._spawn(self._withdraw(subscription))
+                    spawn(self._withdraw(subscription), self._tasks)
 
     async def collect(
         self,
@@ -381,11 +382,6 @@ class Connection:
             await subscription.unsubscribe()
         except errors.Error as error:
             logger.debug("already gone: %s", error, extra={"action": "unsubscribe_failed"})
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def _expect_denial(self, subject: str) -> asyncio.Future[None]:
         """Return what completes when the broker denies this process the subject."""
