@@ -7,16 +7,14 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Protocol
 
-from headrace.shared import wire
 from headrace.shared.errors import (
     AnswerLostError,
     BrokerError,
     ExpiredError,
     HeadraceError,
-    WireError,
 )
 from headrace.shared.messages import Chunk, Takeover, Terminal
-from headrace.shared.owners import Owners
+from headrace.shared.owners import Owners, message_of
 
 if TYPE_CHECKING:
     from headrace.shared.broker import Received
@@ -81,15 +79,8 @@ class Answer:
 
     def receive(self, received: Received) -> None:
         """Take one message, live or captured; what was there before, or does not count, is dropped."""
-        try:
-            message = wire.decode(received.payload, Chunk, Terminal, Takeover)
-        except WireError as error:
-            logger.warning(
-                "unreadable answer on %s: %s",
-                received.subject,
-                error,
-                extra={"action": "answer_unreadable", "subject": received.subject},
-            )
+        message = message_of(received)
+        if message is None:
             return
         is_captured = SEQUENCE_HEADER in received.headers
         if isinstance(message, Takeover):

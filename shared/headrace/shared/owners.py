@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+from typing import TYPE_CHECKING
+
+from headrace.shared import wire
+from headrace.shared.errors import WireError
 from headrace.shared.messages import Chunk, Takeover, Terminal
+
+if TYPE_CHECKING:
+    from headrace.shared.broker import Received
+
+logger = logging.getLogger(__name__)
 
 
 class Owners:
@@ -49,6 +59,29 @@ class Owners:
         if self.epoch in (0, message.epoch):
             return False
         return max(self.epoch, message.epoch) not in self._seqs
+
+
+def message_of(received: Received) -> Chunk | Terminal | Takeover | None:
+    """Return what was published on an `out` subject; None: it can't be read, and so is missing."""
+    try:
+        return wire.decode(received.payload, Chunk, Terminal, Takeover)
+    except WireError as error:
+        logger.warning(
+            "unreadable answer on %s: %s",
+            received.subject,
+            error,
+            extra={"action": "answer_unreadable", "subject": received.subject},
+        )
+        return None
+
+
+def announced(received: Received) -> Takeover | None:
+    """Return the takeover that decode tells everybody of; None: it can't be read."""
+    try:
+        return wire.decode(received.payload, Takeover)
+    except WireError as error:
+        logger.warning("unreadable takeover: %s", error, extra={"action": "takeover_unreadable"})
+        return None
 
 
 def _stands_alone(terminal: Terminal) -> bool:

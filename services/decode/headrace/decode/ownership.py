@@ -9,10 +9,11 @@ from collections.abc import Iterator
 
 from headrace.decode.owned import Absences, JobKey, Owned
 from headrace.decode.takeover import Succession
-from headrace.shared import subjects, wire
+from headrace.shared import subjects
 from headrace.shared.broker import Received
-from headrace.shared.errors import BrokerError, WireError
-from headrace.shared.messages import Job, Takeover
+from headrace.shared.errors import BrokerError
+from headrace.shared.messages import Job
+from headrace.shared.owners import announced
 from headrace.shared.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -87,12 +88,8 @@ class Ownership:
                     logger.warning("job not checked: %s", error, extra={"action": "check_failed"})
 
     def _on_takeover(self, received: Received) -> None:
-        try:
-            takeover = wire.decode(received.payload, Takeover)
-        except WireError as error:
-            logger.warning(
-                "unreadable takeover: %s", error, extra={"action": "takeover_unreadable"}
-            )
+        takeover = announced(received)
+        if takeover is None:
             return
         owned = self._owned.get((takeover.tenant, takeover.request_id))
         is_own = takeover.decode_instance == self._worker.instance

@@ -10,9 +10,9 @@ from headrace.decode.continuation import Continuation, continued
 from headrace.engine.interface import DecodeEngine
 from headrace.shared import subjects, wire
 from headrace.shared.broker import Received
-from headrace.shared.errors import EngineRequestError, WireError
+from headrace.shared.errors import EngineRequestError
 from headrace.shared.messages import Chunk, Job, Takeover, Terminal
-from headrace.shared.owners import Owners
+from headrace.shared.owners import Owners, message_of
 from headrace.shared.subjects import Lane
 from headrace.shared.worker import Worker, terminal_of
 
@@ -46,15 +46,8 @@ def seen(messages: Iterable[Received]) -> Seen:
     answers: list[Chunk | Terminal] = []
     for received in messages:
         last = int(received.headers["Nats-Sequence"])
-        try:
-            message = wire.decode(received.payload, Chunk, Terminal, Takeover)
-        except WireError as error:
-            logger.warning(
-                "unreadable answer on %s: %s",
-                received.subject,
-                error,
-                extra={"action": "answer_unreadable", "subject": received.subject},
-            )
+        message = message_of(received)
+        if message is None:
             continue
         epoch = max(epoch, message.epoch)
         if isinstance(message, Takeover):

@@ -40,11 +40,11 @@ from headrace.shared.messages import (
     StreamOpened,
     StreamRefused,
     StreamUnknown,
-    Takeover,
     Terminal,
     Tokens,
 )
 from headrace.shared.openai_errors import failure_of
+from headrace.shared.owners import announced
 from headrace.shared.settings import EngineKind, Settings
 from headrace.shared.subjects import Role
 from headrace.shared.tasks import spawn
@@ -241,12 +241,8 @@ class DerenderService:
 
     def _on_takeover(self, received: Received) -> None:
         """Drop what was opened for the owner before: its slot is free, and the job is not given back."""
-        try:
-            takeover = wire.decode(received.payload, Takeover)
-        except WireError as error:
-            logger.warning(
-                "unreadable takeover: %s", error, extra={"action": "takeover_unreadable"}
-            )
+        takeover = announced(received)
+        if takeover is None:
             return
         for key, stream in list(self._streams.items()):
             job = stream.job
