@@ -18,7 +18,7 @@ up: setup  ## start the whole stack and keep it up
 
 test: setup  ## every test, real engines included
 	@$(BIN)/python -m headrace.cli.demo_model > /dev/null
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations=25
 
 check: setup  ## format, lint, types, import rules, spelling, unit tests
 	$(BIN)/ruff format --check

@@ -12,7 +12,7 @@ from headrace.shared import settings
 from .servers import headrace_stack
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def stack_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A `headrace up` with the flags of the reference server."""
     model = demo_model.ensure(settings.home(), progress=lambda _: None)

@@ -30,13 +30,15 @@ from headrace.shared.messages import (
 )
 from headrace.shared.wire import Message
 
+# Unix seconds, in the year 2242. What a module reads off a clock is old by the time that its tests run.
+LATER = 2.0**33
 TASK = PrefillTask(
     task_id="t",
     request_id="r",
     tenant="default",
     decode_instance="decode-1",
-    published=time.time(),
-    expires=time.time() + 600,
+    published=1.0,
+    expires=LATER,
     contract="c",
     token_ids=token_ids.pack([5]),
     prompt_hash="h",
@@ -48,7 +50,7 @@ HANDOFF = Handoff(
     epoch="e",
     contract="c",
     prompt_hash="h",
-    expires=time.time() + 600,
+    expires=LATER,
     kv_transfer_params={},
     prefill_queue_s=0.0,
     prefill_s=0.0,
