@@ -37,6 +37,7 @@ STACK_FLAGS: dict[str, str] = {
     "--prefill": "up.prefill",
     "--decode": "up.decode",
     "--derender": "up.derender",
+    "--batch": "up.batch",
     "--nats-url": "up.nats_url",
 }
 #: of the command that runs one worker
@@ -62,6 +63,7 @@ HELP: dict[str, str] = {
     "up.prefill": "how many prefill processes",
     "up.decode": "how many decode processes",
     "up.derender": "how many derender processes",
+    "up.batch": "how many batch processes",
     "up.nats_url": "a broker that runs already; without it, one is started",
     "broker.url": "the broker's address; several of a cluster with commas",
 }

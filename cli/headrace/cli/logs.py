@@ -9,8 +9,11 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from headrace.shared.log_level import set_level
+from headrace.shared.messages import LevelName
+
 LogFormat = Literal["human", "json"]
-LogLevel = Literal["debug", "info", "warning", "error"]
+LogLevel = LevelName
 FORMATS: tuple[LogFormat, ...] = get_args(LogFormat)
 LEVELS: tuple[LogLevel, ...] = get_args(LogLevel)
 
@@ -68,6 +71,5 @@ def configure(log_format: LogFormat, level: LogLevel, *, role: str) -> None:
     """Send every record of this process to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(role=role) if log_format == "json" else HumanFormatter())
-    logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
-    if level != "debug":
-        logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for each /ready otherwise
+    logging.basicConfig(handlers=[handler], force=True)
+    set_level(level)

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import NoReturn
 
-from headrace.cli import arguments, batch_arguments, logs, operator_arguments
+from headrace.cli import arguments, logs, operator_arguments
+from headrace.cli.batch import arguments as batch_arguments
+from headrace.cli.doctor import arguments as doctor_arguments
 from headrace.shared.errors import HeadraceError, SettingsError
 from headrace.shared.subjects import Role
 
@@ -77,8 +79,10 @@ def build_parser() -> argparse.ArgumentParser:
     serve.set_defaults(run=_serve)
 
     batch = _command(commands, "batch", "Run many requests from a file.")
-    run = batch_arguments.add_batch(batch)
+    run, actions = batch_arguments.add_batch(batch)
     run.set_defaults(run=_run_batch)
+    for parser_of_action in batch_arguments.add_remote(actions):
+        parser_of_action.set_defaults(run=_ask_gateway)
 
     for command in (up, demo, serve):
         arguments.add_settings(
@@ -113,6 +117,23 @@ def build_parser() -> argparse.ArgumentParser:
     operator_arguments.add_top(top)
     top.set_defaults(run=_top)
 
+    log_level = _command(commands, "log-level", "Change how much running processes log.")
+    operator_arguments.add_log_level(log_level)
+    log_level.set_defaults(run=_log_level)
+
+    health = _command(commands, "health", "Ask a process of this machine whether it is well.")
+    health.add_argument(
+        "url", help="as http://127.0.0.1:8000/ready; exit code 0 where it answers 200"
+    )
+    health.set_defaults(run=_health)
+
+    doctor = _command(
+        commands, "doctor", "Check this machine and the stack that runs; move KV blocks."
+    )
+    doctor_arguments.add_doctor(doctor)
+    arguments.add_settings(doctor, arguments.WORKER_FLAGS)
+    doctor.set_defaults(run=_doctor)
+
     version = _command(commands, "version", "Print the version.")
     version.set_defaults(run=_print_version)
     return parser
@@ -136,7 +157,7 @@ def _up(options: argparse.Namespace) -> int:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from headrace.cli import demo
+    from headrace.cli.demo import run as demo
 
     if not options.question.strip():
         raise SettingsError("the question is empty: give one, or none at all for the default")
@@ -159,27 +180,35 @@ def _serve(options: argparse.Namespace) -> NoReturn:
 
 
 def _run_batch(options: argparse.Namespace) -> int:
-    from headrace.cli import batch_run
+    from headrace.cli.batch import run as batch_run
+    from headrace.cli.batch.transfer import Transfer
 
     logs.configure(options.log_format, SUPERVISOR_LOG_LEVEL, role="batch")
     if not sys.stderr.isatty():  # there a bar says how far it is
         logging.getLogger("headrace.cli").setLevel(options.log_level.upper())
     settings = arguments.load_settings(options, batch_run.LOCAL_PRESETS if options.local else None)
+    if options.local and options.nats_url:
+        raise SettingsError("--local starts a stack with a broker of its own: leave out --nats-url")
+    transfer = Transfer.of(options.input_file, options.output_file)
+    transfer.fetch()
     batch = batch_run.Batch(
-        input_file=options.input_file,
-        output_file=options.output_file,
+        input_file=transfer.input_file,
+        output_file=transfer.output_file,
+        transfer=transfer,
         tenant=options.tenant or settings.gateway.tenant,
         concurrency=options.concurrency,
         retry_failed=options.retry_failed,
         run_id=options.run_id,
     )
     if options.local:
-        if options.nats_url:
-            raise SettingsError(
-                "--local starts a stack with a broker of its own: leave out --nats-url"
-            )
         return batch_run.run_locally(batch, settings, options.log_format, options.log_level)
     return batch_run.run(batch, settings)
+
+
+def _ask_gateway(options: argparse.Namespace) -> int:
+    from headrace.cli.batch import remote
+
+    return remote.run(options)
 
 
 def _new_key(options: argparse.Namespace) -> int:
@@ -190,17 +219,37 @@ def _new_key(options: argparse.Namespace) -> int:
 
 
 def _dlq(options: argparse.Namespace) -> int:
-    from headrace.cli import dlq
+    from headrace.cli.dlq import run as dlq
 
     logs.configure("human", OPERATOR_LOG_LEVEL, role="dlq")
     return dlq.run(options, arguments.load_settings(options).broker)
 
 
 def _top(options: argparse.Namespace) -> int:
-    from headrace.cli import top
+    from headrace.cli.top import run as top
 
     logs.configure("human", OPERATOR_LOG_LEVEL, role="top")
     return top.run(options, arguments.load_settings(options).broker)
+
+
+def _health(options: argparse.Namespace) -> int:
+    from headrace.cli import health
+
+    return health.check(options.url)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from headrace.cli.doctor.run import run as doctor
+
+    logs.configure("human", OPERATOR_LOG_LEVEL, role="doctor")
+    return doctor(options, arguments.load_settings(options))
+
+
+def _log_level(options: argparse.Namespace) -> int:
+    from headrace.cli import log_level
+
+    logs.configure("human", OPERATOR_LOG_LEVEL, role="log-level")
+    return log_level.run(options.role, options.level, arguments.load_settings(options).broker)
 
 
 def _print_version(options: argparse.Namespace) -> int:

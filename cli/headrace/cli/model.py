@@ -24,7 +24,7 @@ def resolve(
     name = settings.model.name
     if name == DEMO and needs_files:
         # it needs numpy and gguf, which a gateway has no use for
-        from headrace.cli import demo_model
+        from headrace.cli.demo import model as demo_model
 
         name = str(demo_model.ensure(settings_module.home(), progress=progress))
     model = msgspec.structs.replace(settings.model, name=name, served_name=served_name(settings))

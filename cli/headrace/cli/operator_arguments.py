@@ -1,10 +1,12 @@
-"""The arguments of `headrace dlq` and `headrace top`."""
+"""The arguments of `headrace dlq`, `headrace top` and `headrace log-level`."""
 
 from __future__ import annotations
 
 import argparse
+from typing import get_args
 
 from headrace.cli.arguments import add_broker
+from headrace.shared.messages import LevelName
 from headrace.shared.subjects import Role
 
 INTERVAL_S = 2.0
@@ -52,6 +54,13 @@ def add_top(top: argparse.ArgumentParser) -> None:
     form = top.add_mutually_exclusive_group()
     form.add_argument("--once", action="store_true", help="print one look as text, and end")
     form.add_argument("--json", action="store_true", help="print one look as JSON, and end")
+
+
+def add_log_level(log_level: argparse.ArgumentParser) -> None:
+    """Add the arguments of `headrace log-level`."""
+    add_broker(log_level)
+    log_level.add_argument("role", choices=[*map(str, Role), "all"], help="of which processes")
+    log_level.add_argument("level", choices=get_args(LevelName), help="the least to log")
 
 
 def _add_stage(parser: argparse.ArgumentParser) -> None:

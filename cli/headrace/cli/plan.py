@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import re
 import shutil
@@ -26,6 +27,8 @@ from headrace.shared.subjects import Role
 ENGINE_ROLES = (Role.PREFILL, Role.DECODE)
 RENDER_DRAIN_S = 30.0  # render finishes what it took, which is quick
 NUM_RUN_FOLDERS = 20
+
+METRICS_PORT_VARIABLE = f"{ENV_PREFIX}METRICS_PORT"
 
 _RUN_FOLDER = re.compile(r"\d{8}-\d{6}-\d+")
 _SOCKETS_VARIABLE = "VLLM_RPC_BASE_PATH"  # where vLLM puts its sockets, which it never removes
@@ -90,9 +93,11 @@ def workers(
         Role.PREFILL: up.prefill,
         Role.DECODE: up.decode,
         Role.DERENDER: up.derender,
+        Role.BATCH: up.batch,
     }
     base = worker_env(env)
     for_engines = _with_sockets_in(settings_file.parent, base)
+    numbers = itertools.count()
     engine_envs = iter(_engine_envs(settings, nums, for_engines, visible_gpus))
     return [
         Worker(
@@ -103,13 +108,22 @@ def workers(
                 *("--config", str(settings_file), "--instance-index", str(index)),
                 *("--log-format", log_format, "--log-level", log_level),
             ],
-            env=next(engine_envs) if role in ENGINE_ROLES else base,
+            env=with_metrics_port(
+                next(engine_envs) if role in ENGINE_ROLES else base, settings, next(numbers)
+            ),
             log=settings_file.parent / "logs" / f"{role}-{index}.log",
             drain_timeout_s=drain_timeout_s(settings, role),
         )
         for role, num in nums.items()
         for index in range(num)
     ]
+
+
+def with_metrics_port(env: dict[str, str], settings: Settings, number: int) -> dict[str, str]:
+    """Return the environment with a port of its own for the stack's `number`-th process, if they have any."""
+    if not settings.metrics.port:
+        return env
+    return {**env, METRICS_PORT_VARIABLE: str(settings.metrics.port + number)}
 
 
 def _with_sockets_in(folder: Path, env: dict[str, str]) -> dict[str, str]:
@@ -140,6 +154,7 @@ def drain_timeout_s(settings: Settings, role: Role) -> float:
         Role.PREFILL: settings.prefill.drain_timeout_s,
         Role.DECODE: settings.decode.drain_timeout_s,
         Role.DERENDER: settings.derender.drain_timeout_s,
+        Role.BATCH: settings.batch.drain_timeout_s,
     }[role]
 
 

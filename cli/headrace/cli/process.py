@@ -116,7 +116,11 @@ class Process:
                 start_new_session=True,
                 preexec_fn=die_with_parent(os.getpid()),
             )
-        group_guard.add(child.pid)
+        try:
+            group_guard.add(child.pid)
+        except BaseException:
+            os.killpg(child.pid, signal.SIGKILL)  # nobody would end it
+            raise
         return cls(child, group_guard)
 
     async def wait(self) -> int:

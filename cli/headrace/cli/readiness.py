@@ -48,6 +48,8 @@ def _waiter(table: WorkerTable, slug: str, url: str) -> WaitReady:
     async def wait_ready(role: str, num: int) -> None:
         if role == Role.GATEWAY:
             await wait_http(f"{url}/ready")
+        elif role == Role.BATCH:  # for every model
+            await table.wait_for(lambda table: len(table.ready(Role.BATCH)) >= num)
         else:
             await table.wait_for(lambda table: len(table.ready(Role(role), slug=slug)) >= num)
 

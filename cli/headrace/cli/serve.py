@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable
 from typing import Protocol, cast
 
-from headrace.cli import model
+from headrace.cli import model, side_channel
 from headrace.shared import contract
 from headrace.shared.errors import EngineDeadError, HeadraceError, SettingsError, StoppedError
 from headrace.shared.settings import Settings
@@ -24,6 +24,7 @@ EXIT_SETTINGS = 2
 EXIT_ENGINE_DEAD = 3
 
 ROLES_WITH_MODEL_FILES = (Role.RENDER, Role.PREFILL, Role.DECODE, Role.DERENDER)
+ROLES_WITH_KV = (Role.PREFILL, Role.DECODE)
 
 
 class Run(Protocol):
@@ -42,6 +43,8 @@ def serve(role: Role, settings: Settings) -> int:
         if needs_files:
             contract.check_vllm()
         resolved = model.resolve(settings, needs_files=needs_files)
+        if role in ROLES_WITH_KV:
+            resolved = side_channel.resolve(resolved)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_until_stopped(load(role), resolved, engine))
     except SettingsError as error:

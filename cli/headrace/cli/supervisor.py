@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import subprocess
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 from headrace.cli.process import Guard, Process, group_exists
 from headrace.cli.worker import Backoff, StackError, Worker, ending, last_lines
 from headrace.shared.workers import process_name
 
-DRAIN_ORDER = ("gateway", "render", "decode", "derender", "prefill")
+DRAIN_ORDER = ("gateway", "batch", "render", "decode", "derender", "prefill")
 START_ORDER = (
     "prefill",
     "decode",
     "render",
     "derender",
+    "batch",
     "gateway",
 )  # the gateway waits for all others
 MAX_EARLY_DEATHS = 2
@@ -71,7 +74,9 @@ class Supervisor:
     def start(self) -> None:
         """Start every worker at once: each waits for what it needs."""
         for worker in self._workers:
-            self._tasks[worker.name] = asyncio.create_task(self._keep(worker), name=worker.name)
+            task = asyncio.create_task(self._keep(worker), name=worker.name)
+            task.add_done_callback(partial(self._left, worker))
+            self._tasks[worker.name] = task
 
     async def wait_ready(self, timeout_s: float) -> bool:
         """Return True when every role is ready, each reported; False when `stop` came first.
@@ -174,7 +179,7 @@ class Supervisor:
     async def _run_once(self, worker: Worker) -> int | None:
         try:
             process = await Process.start(worker.command, worker.env, worker.log, self._guard)
-        except OSError as error:
+        except (OSError, subprocess.SubprocessError) as error:
             self._fail(worker, f"{worker.name} could not be started: {error}")
             return None
         self._running[worker.name] = process
@@ -190,6 +195,11 @@ class Supervisor:
             )
             self._clean = False
         return code
+
+    def _left(self, worker: Worker, task: asyncio.Task[None]) -> None:
+        """A worker that nobody keeps any more, for a reason that nobody foresaw, ends the stack."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(worker, f"{worker.name} is not kept any more: {error!r}")
 
     async def _pause(self, pause_s: float) -> None:
         try:
@@ -211,7 +221,7 @@ class Supervisor:
             self._clean = False
             if name in self._running:
                 self._running[name].kill()
-        await task
+        await asyncio.wait([task])  # its error, if it had one, has been told
 
     async def _role_ready(self, role: str) -> None:
         clock = asyncio.get_running_loop().time

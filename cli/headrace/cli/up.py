@@ -65,6 +65,9 @@ def run_stack(
             log_format=log_format,
             log_level=log_level,
         )
+        if port := connected.metrics.port:
+            last = port + len(planned) - 1
+            report(f"metrics at http://{connected.metrics.host}:{port}/metrics, up to port {last}")
         engines = [worker.env for worker in planned if worker.role in plan.ENGINE_ROLES]
         if shared := gpus.shared(engines if visible_gpus else []):
             report(

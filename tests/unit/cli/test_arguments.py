@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli import arguments, demo, plan
+from headrace.cli import arguments, plan
+from headrace.cli.demo import run as demo
 from headrace.cli.main import build_parser, main
 from headrace.shared.errors import SettingsError
 from headrace.shared.settings import Settings

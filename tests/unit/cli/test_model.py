@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli import demo_model, model
+from headrace.cli import model
+from headrace.cli.demo import model as demo_model
 from headrace.shared.settings import ModelSettings, Settings
 
 

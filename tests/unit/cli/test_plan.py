@@ -15,9 +15,11 @@ from headrace.cli.worker import Worker
 from headrace.shared import settings as settings_module
 from headrace.shared.errors import SettingsError
 from headrace.shared.settings import (
+    BatchSettings,
     DecodeSettings,
     DerenderSettings,
     GatewaySettings,
+    MetricsSettings,
     PrefillSettings,
     Settings,
     UpSettings,
@@ -47,7 +49,7 @@ def test_the_plan_has_as_many_processes_as_the_settings_say() -> None:
     names = [worker.name for worker in workers(Settings(up=up))]
     assert names == [
         *("gateway-0", "render-0", "render-1"),
-        *("decode-0", "decode-1", "decode-2", "derender-0"),
+        *("decode-0", "decode-1", "decode-2", "derender-0", "batch-0"),
     ]
 
 
@@ -59,6 +61,16 @@ def test_a_worker_is_served_from_the_written_settings() -> None:
         *("--log-format", "json", "--log-level", "debug"),
     ]
     assert worker.log == Path("/run/logs/render-0.log")
+
+
+def test_each_process_has_a_metrics_port_of_its_own_if_there_are_any() -> None:
+    assert all("HEADRACE_METRICS_PORT" not in worker.env for worker in workers(Settings()))
+    planned = workers(Settings(metrics=MetricsSettings(port=9100)))
+    ports = [
+        settings_module.load(env={"HEADRACE_METRICS_PORT": worker.env["HEADRACE_METRICS_PORT"]})
+        for worker in planned
+    ]
+    assert [settings.metrics.port for settings in ports] == list(range(9100, 9100 + len(planned)))
 
 
 def test_settings_in_the_environment_do_not_reach_a_worker_again() -> None:
@@ -89,6 +101,7 @@ def test_each_engine_gets_gpus_of_its_own() -> None:
         "prefill-1": "2,3",
         "decode-0": "4",
         "derender-0": None,
+        "batch-0": None,
     }
 
 
@@ -183,6 +196,10 @@ def test_a_role_may_take_its_own_time_to_drain() -> None:
         prefill=PrefillSettings(drain_timeout_s=2),
         decode=DecodeSettings(drain_timeout_s=3),
         derender=DerenderSettings(drain_timeout_s=4),
+        batch=BatchSettings(drain_timeout_s=5),
     )
     times = {worker.role: worker.drain_timeout_s for worker in workers(settings)}
-    assert times == {"gateway": 1, "render": 30, "prefill": 2, "decode": 3, "derender": 4}
+    assert times == {
+        **{"gateway": 1, "render": 30, "prefill": 2, "decode": 3},
+        **{"derender": 4, "batch": 5},
+    }

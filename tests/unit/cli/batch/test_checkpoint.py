@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli.batch_checkpoint import Checkpoint, CheckpointError, LineId
+from headrace.cli.batch.checkpoint import Checkpoint, CheckpointError, LineId
 from headrace.shared.errors import SettingsError
 
 DIGEST = "0123456789ab"

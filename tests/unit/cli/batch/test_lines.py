@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from headrace.cli import batch_lines
-from headrace.cli.batch_lines import Line, LineError, Parser, read
+from headrace.cli.batch.lines import read
+from headrace.shared import batch_lines
+from headrace.shared.batch_lines import Line, LineError, Parser
 from headrace.shared.errors import SettingsError
 
 GOOD: dict[str, Any] = {

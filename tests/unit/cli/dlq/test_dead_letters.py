@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.cli import dlq
-from headrace.cli.dead_letters import read
-from headrace.cli.dlq_replay import renewed
+from headrace.cli.dlq import run as dlq
+from headrace.cli.dlq.letters import read
+from headrace.cli.dlq.replay import renewed
 from headrace.cli.main import build_parser, main
 from headrace.shared import subjects, token_ids, wire
 from headrace.shared.broker import Kept, Received

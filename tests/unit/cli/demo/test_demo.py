@@ -8,8 +8,8 @@ import httpx
 import msgspec
 import pytest
 
-from headrace.cli import demo
-from headrace.cli.demo import DemoError
+from headrace.cli.demo import run as demo
+from headrace.cli.demo.run import DemoError
 from headrace.shared.messages import Timings
 
 CHUNK = '{"id": "chatcmpl-r1", "choices": [{"index": 0, "delta": {"content": "Paris."}}]}'

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from headrace.cli import batch_results
-from headrace.cli.batch_checkpoint import LineId
+from headrace.cli.batch import results as batch_results
+from headrace.cli.batch.checkpoint import LineId
 from headrace.client import Result
 from headrace.shared.errors import BadRequestError
 

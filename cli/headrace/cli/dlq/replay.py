@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from headrace.cli.dead_letters import STREAM, Letter
+from headrace.cli.dlq.letters import STREAM, Letter
 from headrace.shared import subjects, wire
 from headrace.shared.broker import Broker, Received
 from headrace.shared.broker.blobs import BLOB_HEADER

@@ -5,8 +5,8 @@ from typing import Any
 
 from rich.console import Console
 
-from headrace.cli.top_frame import Frame, Look, Queue, Rates, frame
-from headrace.cli.top_view import view
+from headrace.cli.top.frame import Frame, Look, Queue, Rates, frame
+from headrace.cli.top.view import view
 from headrace.shared import subjects, wire
 from headrace.shared.broker import Kept, QueueInfo, Received
 from headrace.shared.messages import Heartbeat, Job, Prompt, Timings
@@ -89,7 +89,7 @@ def test_workers_stand_in_the_order_of_a_request_with_what_each_has() -> None:
     assert (last.kv_blocks_used, last.kv_blocks_total, last.num_prefilled) == (75, 100, 4)
     assert (render.kv_blocks_used, render.num_prefilled) == (None, None)
     (line,) = [line for line in text_of(shown).splitlines() if line.startswith("decode-1")]
-    assert line.split() == ["decode-1", "m", "ready", "3", "8", "75%", "4", "-", "-"]
+    assert line.split() == ["decode-1", "m", "ready", "3", "8", "75%", "4", "-", "-", "-"]
     assert "0 remote, 4 local" in text_of(shown)
     assert gateway.slots == 0
 
@@ -99,9 +99,17 @@ def test_rates_are_of_the_time_between_two_heartbeats_and_of_one_process() -> No
 
     def looked(sent: float, prefilled: int, pulled: int) -> tuple[float | None, float | None]:
         decode = beat(
-            Role.DECODE, sent=sent, num_prefilled=prefilled, num_external_cached_token_ids=pulled
+            Role.DECODE,
+            sent=sent,
+            num_prefilled=prefilled,
+            num_external_cached_token_ids=pulled,
+            num_generated_token_ids=2 * pulled,
         )
-        (worker,) = frame(look(decode), rates).workers
+        shown = frame(look(decode), rates)
+        (worker,) = shown.workers
+        if worker.pulled_token_ids_per_s:
+            assert worker.generated_token_ids_per_s == 2 * worker.pulled_token_ids_per_s
+            assert "4,000 tokens/s" in text_of(shown)
         return worker.prefilled_per_s, worker.pulled_token_ids_per_s
 
     assert looked(10.0, 100, 0) == (None, None)

@@ -12,16 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.cli import up
-from headrace.cli.batch_checkpoint import RUN_ID, Checkpoint
-from headrace.cli.batch_lines import read
-from headrace.cli.batch_models import Models
-from headrace.cli.batch_progress import Counts, shown
-from headrace.cli.batch_runner import Runner
+from headrace.cli.batch.checkpoint import RUN_ID, Checkpoint
+from headrace.cli.batch.lines import read
+from headrace.cli.batch.progress import Counts, shown
+from headrace.cli.batch.runner import Runner
+from headrace.cli.batch.transfer import Transfer
 from headrace.cli.logs import LogFormat, LogLevel
 from headrace.client import Client
 from headrace.shared.broker import CLIENT, Broker
 from headrace.shared.contract import served_name
 from headrace.shared.errors import BrokerError, SettingsError
+from headrace.shared.served_models import Models
 from headrace.shared.settings import ModelSettings, Settings
 from headrace.shared.workers import WorkerTable
 
@@ -41,12 +42,16 @@ class Batch:
     concurrency: int | None = None  #: None: by the slots of the decode workers
     retry_failed: bool = False
     run_id: str | None = None  #: None: that of the output file
+    transfer: Transfer | None = None  #: None: both are files of this machine
 
 
 def run(batch: Batch, settings: Settings) -> int:
     """Run a batch on a stack that runs already; return the exit code."""
     with opened(batch) as (checkpoint, num_bytes):
-        return asyncio.run(_until_signalled(Session(batch, checkpoint, num_bytes), settings))
+        session = Session(batch, checkpoint, num_bytes)
+        code = asyncio.run(_until_signalled(session, settings))
+    session.deliver()
+    return code
 
 
 def run_locally(
@@ -62,9 +67,10 @@ def run_locally(
         code = up.run_stack(
             settings, hold, store_dir=None, log_format=log_format, log_level=log_level
         )
-        if session.code is None and not code:
-            return INTERRUPTED  # before the stack was ready
-        return code or session.code or 0
+    session.deliver()
+    if session.code is None and not code:
+        return INTERRUPTED  # before the stack was ready
+    return code or session.code or 0
 
 
 @contextmanager
@@ -143,6 +149,16 @@ class Session:
                 self._report(counts)
                 up.report("not all lines were run: the same command again goes on")
                 raise
+
+    def deliver(self) -> None:
+        """Send the output where it belongs, once every line has its result. Raises: TransferError."""
+        transfer = self._batch.transfer
+        if transfer is None or transfer.folder is None:
+            return
+        if self.code in (0, 1):
+            transfer.deliver()
+        else:
+            up.report(f"what is done is kept in {transfer.folder}")
 
     def _report(self, counts: Counts) -> None:
         ok, failed = self._checkpoint.num_ok, self._checkpoint.num_failed

@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from headrace.cli import dead_letters
-from headrace.cli.dead_letters import STREAM, Letter
-from headrace.cli.dlq_replay import NotReplayedError, replay
+from headrace.cli.dlq import letters as dead_letters
+from headrace.cli.dlq.letters import STREAM, Letter
+from headrace.cli.dlq.replay import NotReplayedError, replay
 from headrace.cli.operator_link import connected
 from headrace.shared.broker import Broker, DeniedError
 from headrace.shared.errors import BrokerError, RequestError, SettingsError

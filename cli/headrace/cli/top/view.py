@@ -9,8 +9,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from headrace.cli.dlq import printable
-from headrace.cli.top_frame import Frame, QueueRow, RunningRow, WorkerRow
+from headrace.cli.dlq.run import printable
+from headrace.cli.top.frame import Frame, QueueRow, RunningRow, WorkerRow
 
 NOT_ALLOWED = "only the broker's user admin may see this (broker.user, broker.password)"
 STATE_STYLES = {"ready": "green", "starting": "yellow", "draining": "yellow"}
@@ -34,10 +34,13 @@ def _headline(frame: Frame) -> Text:
     remote = sum(w.num_prefilled or 0 for w in frame.workers if w.role == "prefill")
     local = sum(w.num_prefilled or 0 for w in frame.workers if w.role == "decode")
     running = sum(w.num_running for w in frame.workers if w.role == "decode")
+    rates = [w.generated_token_ids_per_s for w in frame.workers]
+    tokens = sum(rate for rate in rates if rate is not None)
     letters = "unknown" if frame.num_dead_letters is None else str(frame.num_dead_letters)
     return Text(
         f"headrace top  {datetime.fromtimestamp(frame.time):%H:%M:%S}   "
         f"workers {len(frame.workers)}   running {running}   "
+        f"{tokens:,.0f} tokens/s   "
         f"prefills {remote} remote, {local} local   dead letters {letters}"
     )
 
@@ -48,7 +51,8 @@ def _section(title: str, table: Table | None) -> Table | Text:
 
 def _workers(rows: Iterable[WorkerRow]) -> Table:
     table = _table("WORKER", "MODEL", "STATE", right=("RUNNING", "SLOTS", "KV", "PREFILLS", "/S"))
-    table.add_column("PULLED TOKENS/S", justify="right")
+    for heading in ("PULLED TOKENS/S", "TOKENS/S"):
+        table.add_column(heading, justify="right")
     for row in rows:
         kv = None
         if row.kv_blocks_total and row.kv_blocks_used is not None:
@@ -63,6 +67,7 @@ def _workers(rows: Iterable[WorkerRow]) -> Table:
             _cell(row.num_prefilled),
             _rate(row.prefilled_per_s),
             _rate(row.pulled_token_ids_per_s),
+            _rate(row.generated_token_ids_per_s),
         )
     return table
 

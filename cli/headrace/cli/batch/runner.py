@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from headrace.cli import batch_results
-from headrace.cli.batch_checkpoint import Checkpoint, Entry, Key, LineId
-from headrace.cli.batch_lines import Line, LineError, Parser, Request
-from headrace.cli.batch_models import Models
-from headrace.cli.batch_progress import Counts
+from headrace.cli.batch import results as batch_results
+from headrace.cli.batch.checkpoint import Checkpoint, Entry, Key, LineId
+from headrace.cli.batch.progress import Counts
 from headrace.client import Client, Result
+from headrace.shared.batch_lines import Line, LineError, Parser, Request
 from headrace.shared.errors import ModelNotFoundError, SettingsError
+from headrace.shared.served_models import Models
 
 STOPPED = "headrace batch run was stopped"
 LINES_BETWEEN_YIELDS = 200

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 import msgspec
 
 from headrace.shared import wire
-from headrace.shared.broker import Kept, QueueInfo
 from headrace.shared.errors import WireError
 from headrace.shared.messages import Heartbeat, Job
+from headrace.shared.queue_look import STAGES, Queue
 from headrace.shared.subjects import Lane, Role, model_slug, pool
 
-STAGES = {"req": Role.RENDER, "job": Role.DECODE, "pf": Role.PREFILL}  # by a subject's third token
 NUM_RUNNING = 10
 
 
@@ -36,6 +35,8 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     """None: not known yet, or as above."""
     pulled_token_ids_per_s: float | None
     """Decode: prompt token IDs that came over NIXL."""
+    generated_token_ids_per_s: float | None = None
+    """Decode: token IDs of answers."""
 
 
 class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,15 +79,6 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     """Those that were accepted first. None: this user may not know."""
     num_dead_letters: int | None
     """None: this user may not know."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Queue:
-    """One queue as the broker tells of it."""
-
-    info: QueueInfo
-    oldest: Kept | None = None  #: of those that wait
-    first_taken: Sequence[Kept] = ()  #: of those that are taken and not settled
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,6 +129,7 @@ def _worker_row(beat: Heartbeat, rates: Rates) -> WorkerRow:
     has_engine = beat.role in (Role.PREFILL, Role.DECODE)
     prefilled = rates.of(f"{beat.instance} prefilled", beat.num_prefilled, beat.sent)
     pulled = rates.of(f"{beat.instance} pulled", beat.num_external_cached_token_ids, beat.sent)
+    generated = rates.of(f"{beat.instance} generated", beat.num_generated_token_ids, beat.sent)
     return WorkerRow(
         role=beat.role,
         instance=beat.instance,
@@ -149,17 +142,16 @@ def _worker_row(beat: Heartbeat, rates: Rates) -> WorkerRow:
         num_prefilled=beat.num_prefilled if has_engine else None,
         prefilled_per_s=prefilled if has_engine else None,
         pulled_token_ids_per_s=pulled if beat.role is Role.DECODE else None,
+        generated_token_ids_per_s=generated if beat.role is Role.DECODE else None,
     )
 
 
 def _queue_row(queue: Queue, now: float, rates: Rates) -> QueueRow:
     info = queue.info
-    parts = info.filter_subject.split(".")
-    model = parts[4] if parts[2] == "req" else parts[3]
     return QueueRow(
-        stage=STAGES[parts[2]],
-        model=model,
-        lane=parts[-1],
+        stage=queue.stage,
+        model=queue.model,
+        lane=queue.lane,
         num_waiting=info.num_waiting,
         num_taken=info.num_taken,
         oldest_s=None if queue.oldest is None else max(0.0, now - queue.oldest.stored),

@@ -1,0 +1,1 @@
+"""`headrace batch`: many requests from a file, here or at a gateway."""

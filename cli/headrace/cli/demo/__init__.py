@@ -1,0 +1,1 @@
+"""`headrace demo`, and the small model that it serves."""

@@ -1,0 +1,1 @@
+"""`headrace dlq`: dead letters, for operators."""

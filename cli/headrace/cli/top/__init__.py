@@ -1,0 +1,1 @@
+"""`headrace top`: a live view of workers, queues and requests."""
