@@ -18,6 +18,7 @@ PACKAGES = (
     "cli/headrace/cli",
     "client/headrace/client",
     "services/gateway/headrace/gateway",
+    "services/batch/headrace/batch",
     "services/render/headrace/render",
     "services/decode/headrace/decode",
     "services/prefill/headrace/prefill",

@@ -41,7 +41,16 @@ PROMPT_BYTES = 4_400  # of English text that makes so many token IDs
 BLOCK_SIZE = 128
 
 UNITS = {"_s": "seconds", "_bytes": "bytes"}
-WORDS = ("Endpoint", "RenderAsk", "DerenderAsk", "Status", "FinishReason", "Lane", "Role")
+WORDS = (
+    "Endpoint",
+    "RenderAsk",
+    "DerenderAsk",
+    "Status",
+    "FinishReason",
+    "LevelName",
+    "Lane",
+    "Role",
+)
 #: who fills the structs in whose docstring no arrow says it
 SENDERS = {
     "Prompt": "render",
@@ -316,6 +325,7 @@ def consumers_block() -> str:
         for queue in (
             *WorkQueue.of_model("MODEL", "POOL"),
             WorkQueue.prefill_worker("POOL", "INSTANCE"),
+            WorkQueue.batch(),
         )
     ]
     table = "\n".join([head, *rows]) + "\n"
