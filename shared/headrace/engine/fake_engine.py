@@ -95,6 +95,10 @@ class FakePrefillEngine(FakeEngine):
             prompt_logprobs=expected_prompt_logprobs(token_ids, prompt_logprobs),
         )
 
+    async def drop_lease(self, kv_transfer_params: dict[str, Any]) -> None:
+        """Free the blocks of a handoff that nobody has."""
+        self._leases.end(kv_transfer_params["remote_request_id"])
+
     @property
     def num_held_leases(self) -> int:
         """How many handoffs a decode engine is about to pull."""
@@ -193,7 +197,8 @@ class FakeDecodeEngine(FakeEngine):
 
     def _pulled(self, kv: dict[str, Any], num_token_ids: int, seconds: float) -> dict[str, Any]:
         """Count a pull, and return what the sequence's first output says of it."""
-        num_bytes = sum(map(len, kv["remote_block_ids"])) * BLOCK_BYTES
+        num_blocks = sum(map(len, kv["remote_block_ids"]))
+        num_bytes = num_blocks * BLOCK_BYTES
         self._add(
             num_external_cached_token_ids=num_token_ids,
             kv_transfer_bytes=num_bytes,
@@ -204,6 +209,7 @@ class FakeDecodeEngine(FakeEngine):
             "num_cached_token_ids": num_token_ids,
             "kv_transfer_s": seconds,
             "kv_transfer_bytes": num_bytes,
+            "num_kv_descriptors": num_blocks,
         }
 
     async def _run(

@@ -70,6 +70,8 @@ class DecodeOutput:
     """NIXL's own time for this sequence's pull, in seconds. In the first output only; None: nothing was pulled."""
     kv_transfer_bytes: int | None = None
     """Bytes pulled for this sequence. In the first output only; None: nothing was pulled."""
+    num_kv_descriptors: int | None = None
+    """Pieces of memory in which NIXL read them. In the first output only; None: nothing was pulled."""
     prompt_logprobs: PromptLogprobs | None = None  #: in the first output only; None: not asked for
 
 
@@ -95,6 +97,10 @@ class PrefillEngine(Protocol):
         Raises: BadRequestError for IDs the engine can't take, EngineRequestError for this request,
         EngineDeadError for all of them.
         """
+        ...
+
+    async def drop_lease(self, kv_transfer_params: dict[str, Any]) -> None:
+        """Free the blocks of a handoff before its lease ends; only of one that no decode engine can have."""
         ...
 
     def stats(self) -> EngineStats:

@@ -15,6 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.stats import NixlKVConnec
 from vllm.distributed.kv_transfer.kv_transfer_state import get_kv_transfer_group
 from vllm.logger import init_logger
 
+from headrace.engine import vllm_versions
 from headrace.engine.lease_book import LeaseBook
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 PULL_TIMEOUT_KEY = "headrace_pull_timeout_s"
 MAX_DROPPED = 1_000
 
+_NAMED = ("pulls", "released", "peers", "stalled", vllm_versions.FAILED_HANDSHAKES)
+
 logger = init_logger("vllm." + __name__)  # vLLM's processes show what is below this name
 
 
@@ -39,16 +42,17 @@ class HeadraceStats(NixlKVConnectorStats):  # type: ignore[misc]  # vLLM's types
         """Forget everything."""
         super().reset()
         named: dict[str, list[Any]] = {
-            "pulls": [],  # [request_id, seconds, bytes]
+            "pulls": [],  # [request_id, seconds, bytes, descriptors]
             "released": [],  # request IDs whose lease ended here: pulled, given back, or expired
             "peers": [],  # engine IDs that a handshake succeeded with
             "stalled": [],  # request IDs whose pull takes too long
         }
         self.data.update(named)
+        vllm_versions.add_missing_counts(self.data)
 
     def is_empty(self) -> bool:
         """Return whether there is nothing to tell."""
-        named = any(self.data[name] for name in ("pulls", "released", "peers", "stalled"))
+        named = any(self.data[name] for name in _NAMED)
         return not named and super().is_empty()
 
 
@@ -75,7 +79,7 @@ class HeadraceNixlWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # vLLM
         """Start the pulls that the scheduler asks for."""
         now = time.perf_counter()
         for request_id, meta in metadata.reqs_to_recv.items():
-            if meta.awaiting_kvs:
+            if vllm_versions.awaits_kv(meta):
                 self._leases.begin(request_id, now)
         super().start_load_kv(metadata)
 
@@ -94,12 +98,12 @@ class HeadraceNixlWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # vLLM
     def _read_blocks_for_req(self, req_id: str, meta: ReqMeta) -> None:
         # Without a handshake nothing is read: this is called again once it is done.
         if (
-            meta.awaiting_kvs
+            vllm_versions.awaits_kv(meta)
             and meta.remote.engine_id in self._remote_agents
             and not self._may_read(req_id, meta.remote)
         ):
             logger.warning("pull of %s refused: its lease has ended, or ends now", req_id)
-            self._handle_failed_transfer(req_id, None, self._recv_failures, False)
+            vllm_versions.fail_pull(self, req_id)
             return
         super()._read_blocks_for_req(req_id, meta)
 
@@ -109,13 +113,13 @@ class HeadraceNixlWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # vLLM
             expiry -= self._engine_clock_offset[remote.engine_id]
         return self._leases.may_read(request_id, remote.request_id, expiry, time.perf_counter())
 
-    def _pop_done_transfers(self, transfers: dict[str, list[int]]) -> tuple[set[str], set[str]]:
+    def _pop_done_transfers(self, transfers: dict[str, list[int]]) -> Any:
         done: set[str] = set()
         failed: set[str] = set()
         for request_id in list(transfers):
             one = {request_id: transfers.pop(request_id)}
             count = len(self.xfer_stats.data["transfer_duration"])
-            now_done, now_failed = super()._pop_done_transfers(one)
+            now_done, now_failed = vllm_versions.done_and_failed(super()._pop_done_transfers(one))
             transfers.update(one)
             if (
                 now_done
@@ -128,19 +132,36 @@ class HeadraceNixlWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # vLLM
             failed |= now_failed
             seconds = self.xfer_stats.data["transfer_duration"][count:]
             num_bytes = self.xfer_stats.data["bytes_transferred"][count:]
+            num = self.xfer_stats.data["num_descriptors"][count:]
             if seconds:
-                self.xfer_stats.data["pulls"].append([request_id, sum(seconds), sum(num_bytes)])
-        return done, failed
+                self.xfer_stats.data["pulls"].append(
+                    [request_id, sum(seconds), sum(num_bytes), sum(num)]
+                )
+        return vllm_versions.popped(self, done, failed)
 
     def get_transfer_results(self) -> Any:
         """Return what finished, and note whose blocks are no longer kept."""
         results = super().get_transfer_results()
-        results.finished_sending.update(self._drop_leases())
-        self.xfer_stats.data["released"].extend(results.finished_sending)
-        for request_id in results.finished_recving:
+        self._note(results.finished_sending, results.finished_recving)
+        return results
+
+    def get_finished(self) -> tuple[set[str], set[str]]:
+        """Do the same for a vLLM that asks in this way."""
+        sent, received = super().get_finished()
+        self._note(sent, received)
+        return sent, received
+
+    def _note(self, sent: set[str], received: set[str]) -> None:
+        """Add dropped leases to those whose blocks were sent, and take note of all that ended."""
+        sent.update(self._drop_leases())
+        self.xfer_stats.data["released"].extend(sent)
+        for request_id in received:
             self._leases.end(request_id)
         self.xfer_stats.data["stalled"].extend(self._leases.stalled(time.perf_counter()))
-        return results
+
+    def _log_failure(self, failure_type: str, *args: Any, **kwargs: Any) -> None:
+        super()._log_failure(failure_type, *args, **kwargs)
+        vllm_versions.count_failure(self.xfer_stats, failure_type)
 
     def _drop_leases(self) -> set[str]:
         """End the leases of dropped runs, and return their requests."""

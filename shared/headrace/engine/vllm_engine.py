@@ -61,7 +61,7 @@ class _VllmEngine:
         """Return the counters as of the last step; all are 0 before `start`."""
         if self._info is None:
             return EngineStats()
-        running = self._process.engine.get_num_unfinished_requests()
+        running = self._process.engine.output_processor.get_num_unfinished_requests()
         return self._process.recorder.stats(running, self.info.num_blocks)
 
     async def check_health(self) -> None:
@@ -119,6 +119,11 @@ class VllmPrefillEngine(_VllmEngine):
             num_cached_token_ids=last.num_cached_tokens or 0,
             prompt_logprobs=vllm_params.packed_prompt_logprobs(last.prompt_logprobs),
         )
+
+    async def drop_lease(self, kv_transfer_params: dict[str, Any]) -> None:
+        """Free the blocks of a handoff that nobody has. See `PrefillEngine`."""
+        # vLLM puts a suffix of its own behind the run's name.
+        self._drop_lease(kv_transfer_params["remote_request_id"].rpartition("-")[0])
 
     def _drop_lease(self, run_id: str) -> None:
         """Free what an aborted run may have left: vLLM aborts no request that has just ended."""
@@ -195,6 +200,7 @@ class VllmDecodeEngine(_VllmEngine):
                         num_cached_token_ids=output.num_cached_tokens or 0,
                         kv_transfer_s=pulled[0] if pulled else None,
                         kv_transfer_bytes=pulled[1] if pulled else None,
+                        num_kv_descriptors=pulled[2] if pulled else None,
                         prompt_logprobs=vllm_params.packed_prompt_logprobs(output.prompt_logprobs),
                     )
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMError
 from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 
+from headrace.engine.vllm_versions import CLIENT_ERRORS, FULL_QUEUE_ERRORS, REQUEST_ERRORS
 from headrace.shared.errors import BadRequestError, EngineDeadError, EngineRequestError
 
 
@@ -21,10 +21,10 @@ def translated() -> Iterator[None]:
         yield
     except VllmEngineDeadError as error:
         raise EngineDeadError(f"vLLM's engine is gone: {error}") from error
-    except (VLLMClientError, ValueError) as error:
+    except CLIENT_ERRORS as error:
         raise BadRequestError(str(error)) from error
-    except GracefulHTTPError as error:
+    except FULL_QUEUE_ERRORS as error:
         raise EngineRequestError(f"vLLM's queue is full: {error}") from error
-    except VLLMError as error:
+    except REQUEST_ERRORS as error:
         reason = error.__cause__ or error
         raise EngineRequestError(f"vLLM failed this request: {reason!r}") from error

@@ -7,17 +7,19 @@ from typing import Any
 
 import msgspec
 from vllm import SamplingParams
-from vllm.exceptions import VLLMClientError
 from vllm.inputs import TokensInput, tokens_input
 from vllm.logprobs import FlatLogprobs, Logprob
 from vllm.logprobs import PromptLogprobs as VllmPromptLogprobs
 from vllm.sampling_params import RequestOutputKind
 
+from headrace.engine.vllm_versions import CLIENT_ERRORS, sampling_field
 from headrace.shared import prompt_logprobs as packing
 from headrace.shared.errors import BadRequestError
 from headrace.shared.messages import PromptLogprobs
 
 _decoder = msgspec.msgpack.Decoder(SamplingParams)
+
+_BAD_PARAMS: tuple[type[Exception], ...] = (*CLIENT_ERRORS, msgspec.DecodeError, TypeError)
 
 GREEDY_BELOW = 1e-5
 """vLLM takes a lower temperature for 0."""
@@ -116,8 +118,8 @@ def _looks_at_its_output(params: SamplingParams) -> bool:
         or params.thinking_token_budget is not None
         or params.repetition_detection
         or params.prompt_logprobs is not None
-        or params.watermarking
-        or params.trace_decode_token_ids
+        or sampling_field(params, "watermarking")
+        or sampling_field(params, "trace_decode_token_ids")
         or extra  # a logits processor may heed them
     )
 
@@ -125,7 +127,7 @@ def _looks_at_its_output(params: SamplingParams) -> bool:
 def _decoded(data: bytes) -> SamplingParams:
     try:
         return _decoder.decode(data)
-    except (msgspec.DecodeError, VLLMClientError, ValueError, TypeError) as error:
+    except _BAD_PARAMS as error:
         raise BadRequestError(f"sampling_params are no SamplingParams: {error}") from error
 
 

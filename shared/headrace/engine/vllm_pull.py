@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from headrace.engine.used_handoffs import UsedHandoffs
 from headrace.engine.vllm_start import EngineProcess
+from headrace.engine.vllm_stats import PullCost
 from headrace.shared.errors import RequestError
 
 logger = logging.getLogger(__name__)
@@ -57,8 +58,8 @@ class Pull:
         """Whether what vLLM says of the sequence from now on counts for nothing."""
         return self._abort is not None
 
-    def come(self, finish_reason: str | None) -> tuple[float, int] | None:
-        """Note an output; the first one after a pull gets its seconds and bytes."""
+    def come(self, finish_reason: str | None) -> PullCost | None:
+        """Note an output; the first one after a pull gets its seconds, bytes and descriptors."""
         if finish_reason == "error":
             self._fail()
         if not self._is_waiting:

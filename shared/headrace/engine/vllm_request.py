@@ -13,13 +13,13 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import TypeAdapter, ValidationError
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
-from vllm.entrypoints.serve.engine.protocol import ErrorResponse
-from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
-from vllm.entrypoints.serve.exception_handling.handlers.validation import (
+
+from headrace.engine.vllm_versions import (
+    ErrorResponse,
+    create_error_response,
+    has_non_text_content,
     validation_exception_handler,
 )
-from vllm.renderers.chat_utils import has_non_text_content
-
 from headrace.shared.errors import BadRequestError, ModelNotFoundError, RequestError
 from headrace.shared.messages import Endpoint
 

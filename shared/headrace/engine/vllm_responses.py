@@ -11,10 +11,10 @@ from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.entrypoints.openai.responses.utils import construct_input_messages
-from vllm.renderers.chat_utils import has_non_text_content
 
 from headrace.engine import vllm_request
 from headrace.engine.vllm_text import TextStack
+from headrace.engine.vllm_versions import has_non_text_content
 from headrace.shared.errors import BadRequestError
 
 _adapter: TypeAdapter[Any] = TypeAdapter(ResponsesRequest)
@@ -56,13 +56,13 @@ def check_supported(request: ResponsesRequest) -> None:
     for name in _NEEDS_STORE:
         if getattr(request, name):
             raise BadRequestError(
-                f"{name} is not supported: responses are not stored here; send the whole conversation"
-                " as input",
+                f"{name} is not supported: only the HTTP API keeps responses; send the whole"
+                " conversation as input",
                 param=name,
             )
     if request.store and "store" in request.model_fields_set:
         raise BadRequestError(
-            "store is not supported: the response could not be retrieved; send false, or leave it out",
+            "store is not supported: only the HTTP API keeps responses; send false, or leave it out",
             param="store",
         )
     vllm_request.check_transfer_params(request, request.vllm_xargs)

@@ -17,6 +17,7 @@ from headrace.engine.interface import EngineStats
 # vLLM says nothing while it rests; after a pause this long nothing is in it.
 IDLE_S = 0.5
 MAX_REMEMBERED = 4096
+PullCost = tuple[float, int, int]
 _FAILURES = ("num_failed_transfers", "num_failed_notifications", "num_failed_handshakes")
 
 
@@ -30,7 +31,7 @@ class Recorder(StatLoggerBase):  # type: ignore[misc]  # vLLM's types are not fo
         self._usage = 0.0
         self._last_step = 0.0
         self._counts: dict[str, Any] = dict.fromkeys(_COUNTERS, 0)
-        self._pulls: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        self._pulls: OrderedDict[str, PullCost] = OrderedDict()
         self._stalled: dict[str, Callable[[], None]] = {}
         self._leases: set[str] = set()
         self._released: OrderedDict[str, None] = OrderedDict()
@@ -71,8 +72,8 @@ class Recorder(StatLoggerBase):  # type: ignore[misc]  # vLLM's types are not fo
         """Call it no more."""
         self._stalled.pop(sequence_id, None)
 
-    def take_pull(self, sequence_id: str) -> tuple[float, int] | None:
-        """Return seconds and bytes of a sequence's pull, once."""
+    def take_pull(self, sequence_id: str) -> PullCost | None:
+        """Return seconds, bytes and NIXL descriptors of a sequence's pull, once."""
         return self._pulls.pop(sequence_id, None)
 
     def stats(self, num_running: int, num_blocks: int) -> EngineStats:
@@ -92,8 +93,8 @@ class Recorder(StatLoggerBase):  # type: ignore[misc]  # vLLM's types are not fo
         self._count("num_kv_transfers", len(data["transfer_duration"]))
         self._count("num_failed_kv_transfers", sum(len(data[name]) for name in _FAILURES))
         self._count("num_expired_leases", len(data["num_kv_expired_reqs"]))
-        for request_id, seconds, num_bytes in data["pulls"]:
-            _remember(self._pulls, _ours(request_id), (seconds, num_bytes))
+        for request_id, *cost in data["pulls"]:
+            _remember(self._pulls, _ours(request_id), tuple(cost))
         for request_id in data["stalled"]:
             if (on_stalled := self._stalled.pop(_ours(request_id), None)) is not None:
                 on_stalled()

@@ -12,10 +12,10 @@ from vllm.config.reasoning import ReasoningConfig
 from vllm.entrypoints.openai.models.protocol import BaseModelPath
 from vllm.entrypoints.openai.models.serving import OpenAIModelRegistry
 from vllm.renderers import BaseRenderer, renderer_from_config
-from vllm.renderers.chat_utils import load_chat_template
 from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.v1.engine.input_processor import InputProcessor
 
+from headrace.engine.vllm_versions import accepted, load_chat_template, structured_outputs_config
 from headrace.shared.contract import model_path, served_name
 from headrace.shared.errors import SettingsError
 from headrace.shared.settings import Settings
@@ -63,14 +63,14 @@ def _load(settings: Settings) -> TextStack:
     vllm_config = VllmConfig(
         model_config=model_config,
         device_config=DeviceConfig(device="cpu"),
-        structured_outputs_config=args.create_structured_outputs_config(),
+        structured_outputs_config=structured_outputs_config(args),
         reasoning_config=ReasoningConfig(reasoning_parser=model.reasoning_parser)
         if model.reasoning_parser
         else None,
     )
     renderer = renderer_from_config(vllm_config)
     reasoning_parser = vllm_config.structured_outputs_config.reasoning_parser or ""
-    frontend: dict[str, Any] = {
+    given: dict[str, Any] = {
         "request_logger": None,
         "chat_template": load_chat_template(model.chat_template or None),
         "chat_template_content_format": "auto",
@@ -79,6 +79,7 @@ def _load(settings: Settings) -> TextStack:
         "tool_strict_level": model.tool_strict_level,
         "default_chat_template_kwargs": model.default_chat_template_kwargs or None,
     }
+    frontend = accepted(OnlineRenderer, given)
     online_renderer = OnlineRenderer(
         model_config=model_config,
         renderer=renderer,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.shared.errors import (
@@ -50,9 +50,19 @@ class Answer:
     """
 
     def __init__(
-        self, subject: str, *, replay: Replay, spawn: Spawn, pace: Pace, first_seq: int | None = 0
+        self,
+        subject: str,
+        *,
+        replay: Replay,
+        spawn: Spawn,
+        pace: Pace,
+        first_seq: int | None = 0,
+        given: Mapping[int, int] | None = None,
     ) -> None:
-        """`first_seq`: the first message that is wanted; None: the terminal alone."""
+        """`first_seq`: the first message that is wanted; None: the terminal alone.
+
+        `given`: what the client got before, elsewhere: epoch → the last number of it.
+        """
         self.subject = subject
         self.terminal: Terminal | None = None  #: the first one that came; None: none did
         self.ended = asyncio.Event()  #: set with the terminal, whatever is missing before it
@@ -63,7 +73,7 @@ class Answer:
         self._wants_chunks = first_seq is not None
         self._next_seq = first_seq or 0
         self._owners = Owners()
-        self._given: dict[int, int] = {}  # epoch → the last number of it that the client got
+        self._given = dict(given or {})  # epoch → the last number of it that the client got
         self._stray: Terminal | None = None  # of an owner that nobody has told of yet
         self._announced = (
             Owners()

@@ -25,12 +25,14 @@ class Cancels:
     """Remembers the latest cancels, and calls back whoever runs a cancelled request.
 
     A cancel may come before its request is taken from a queue, and before this process has started: so the latest
-    10,000 are remembered, here and by the broker.
+    10,000 are remembered here, and the latest of the last day by the broker. Where there are more, the tenant with
+    the most of them loses its oldest: no tenant can have another's forgotten.
     """
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self._now = now
-        self._reasons: OrderedDict[tuple[str, str], tuple[str, float]] = OrderedDict()
+        self._reasons: dict[str, OrderedDict[str, tuple[str, float]]] = {}  # by tenant and request
+        self._num_reasons = 0
         self._callbacks: dict[tuple[str, str], list[Callable[[str], None]]] = {}
         self._subscription: Subscription | None = None
 
@@ -53,7 +55,10 @@ class Cancels:
 
         A cancel from before was meant for an earlier request of the same ID, which was not accepted.
         """
-        reason, heard = self._reasons.get((tenant, request_id), (None, 0.0))
+        found = self._reasons.get(tenant, OrderedDict()).get(request_id)
+        if found is None:
+            return None
+        reason, heard = found
         return None if accepted is not None and heard < accepted else reason
 
     def watch(self, tenant: str, request_id: str, callback: Callable[[str], None]) -> None:
@@ -80,12 +85,21 @@ class Cancels:
                 "cancel for another tenant's request refused", extra={"action": "cancel_foreign"}
             )
             return
-        self._reasons[key] = (cancel.reason, self._time_of(received))
-        self._reasons.move_to_end(key)
-        while len(self._reasons) > _MAX_REMEMBERED:
-            self._reasons.popitem(last=False)
+        self._remember(*key, cancel.reason, self._time_of(received))
         for callback in self._callbacks.pop(key, []):
             callback(cancel.reason)
+
+    def _remember(self, tenant: str, request_id: str, reason: str, heard: float) -> None:
+        reasons = self._reasons.setdefault(tenant, OrderedDict())
+        self._num_reasons += request_id not in reasons
+        reasons[request_id] = (reason, heard)
+        reasons.move_to_end(request_id)
+        while self._num_reasons > _MAX_REMEMBERED:
+            most = max(self._reasons, key=lambda tenant: len(self._reasons[tenant]))
+            self._reasons[most].popitem(last=False)
+            self._num_reasons -= 1
+            if not self._reasons[most]:
+                del self._reasons[most]
 
     def _time_of(self, received: Received) -> float:
         """Return when it was cancelled: now, or when the broker stored what is read back."""

@@ -91,7 +91,7 @@ def model_path(settings: Settings) -> str:
     if not (folder / "config.json").is_file():
         raise SettingsError(
             f"model.name is 'demo', but {folder} holds no model: "
-            "make it with `python -m headrace.cli.demo_model`"
+            "make it with `python -m headrace.cli.demo.model`"
         )
     return str(folder)
 

@@ -16,6 +16,8 @@ HeadraceError
 │   ├── UnknownMessageError       a type that this receiver does not take
 │   └── UnsupportedVersionError   a type it knows, in a version it does not
 ├── HandoffError             this handoff must not reach the decode engine; `reason` says why
+├── ConflictError            somebody else has changed what was to be changed
+├── FileGoneError            a file is not there any more, or not whole
 ├── BrokerError              the broker refused or did not answer
 ├── StoppedError             the process was stopped before it could begin
 ├── EngineDeadError          the engine is gone; the worker must end and be restarted
@@ -144,6 +146,14 @@ class HandoffError(HeadraceError):
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+class ConflictError(HeadraceError):
+    """What is stored is not what the writer had read: somebody else wrote first. Read again, then decide."""
+
+
+class FileGoneError(HeadraceError):
+    """A file's content is not there, or not all of it: it was deleted, or lost. Asking again will not help."""
 
 
 class BrokerError(HeadraceError):

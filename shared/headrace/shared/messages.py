@@ -17,6 +17,7 @@ Endpoint = Literal["chat.completions", "completions", "responses", "generate"]
 RenderAsk = Literal["tokenize", "detokenize", "chat.completions.render", "completions.render"]
 DerenderAsk = Literal["chat.completions.derender", "completions.derender"]
 Status = Literal["ok", "error", "cancelled", "expired"]
+LevelName = Literal["debug", "info", "warning", "error"]
 FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
 
 
@@ -148,6 +149,13 @@ class Job(Message, frozen=True, tag="job.v1"):
     """What render knows."""
     reply_to: str | None = None
     """Where the terminal is published once more: `reply.<tenant>.<token>`. None: nowhere. Set at submission."""
+    keeps_result: bool = False
+    """Its terminal is kept on `res` in lane `rt` too. Set at submission."""
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether its terminal is kept on `res`."""
+        return self.lane is not Lane.RT or self.keeps_result
 
 
 class PrefillTask(Message, frozen=True, tag="prefill.v1"):
@@ -179,6 +187,8 @@ class PrefillTask(Message, frozen=True, tag="prefill.v1"):
     """vLLM's scheduling priority: lower runs earlier; the lane's part is in it."""
     prompt_logprobs: int | None = None
     """As in the job; the handoff must bring them. None: not asked for."""
+    traceparent: str | None = None
+    """W3C trace context of decode's wait for the answer. None: not traced."""
 
 
 class PrefillStarted(Message, frozen=True, tag="started.v1"):
@@ -484,6 +494,8 @@ class Terminal(Message, frozen=True, tag="terminal.v1"):
     """Whose end it is (`OpenStream.epoch`). 0: no owner's, and no takeover voids it."""
     timings: Timings = Timings()
     """Where the time went."""
+    result: bytes = b""
+    """JSON: the response that a stream of the Responses API ended with. On `res` alone; else empty."""
 
 
 class Heartbeat(Message, frozen=True, tag="heartbeat.v1"):
@@ -519,10 +531,23 @@ class Heartbeat(Message, frozen=True, tag="heartbeat.v1"):
     """Prefill: prompts computed since its start. Decode: prompts computed locally."""
     process: str = ""
     """Where it runs, as `<host>:<process ID>`. Empty: unknown."""
+    kv_host: str = ""
+    """Prefill: the address at which decode reaches its NIXL side channel (`nixl.host`). Empty: it has none."""
+    unreachable: tuple[str, ...] = ()
+    """Decode: the prefill workers of its contract that it cannot pull from, as far as it has tried."""
+    num_generated_token_ids: int = 0
+    """Decode: token IDs of answers since its start."""
 
 
 class RollCall(Message, frozen=True, tag="roll_call.v1"):
     """Asks every worker for a heartbeat at once: a newcomer → all workers."""
+
+
+class LogLevel(Message, frozen=True, tag="log_level.v1"):
+    """How much to log from now on: an operator → every process of a role."""
+
+    level: LevelName
+    """The least that is written."""
 
 
 class Ping(Message, frozen=True, tag="ping.v1"):

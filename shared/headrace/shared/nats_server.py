@@ -88,6 +88,11 @@ class NatsServer:
         """Whether the process is alive."""
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def pid(self) -> int | None:
+        """Its process ID. None: it was never started."""
+        return None if self._process is None else self._process.pid
+
     async def start(self) -> None:
         """Start it and wait until it takes connections.
 

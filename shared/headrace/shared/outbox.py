@@ -42,6 +42,7 @@ class Outbox:
         self._sent: deque[_Sent] = deque()
         self._num_bytes = 0
         self._num_losses = broker.num_losses  # those after which all was published again
+        self._missed_since = float("inf")  # what came later was not published again after a loss
         broker.on_reconnect(self._publish_again)
 
     async def publish(self, subject: str, payload: bytes) -> None:
@@ -69,7 +70,10 @@ class Outbox:
             self._num_bytes -= len(self._sent.popleft().payload)
 
     async def _publish_again(self) -> None:
-        num_losses, kept = self._broker.num_losses, list(self._sent)
+        num_losses = self._broker.num_losses
+        # What is older had been delivered when the broker was lost.
+        self._missed_since = min(self._missed_since, self._broker.lost_at - KEEP_S)
+        kept = [sent for sent in self._sent if sent.at >= self._missed_since]
         try:
             for sent in kept:
                 if sent.message_id is None:
@@ -83,4 +87,5 @@ class Outbox:
                 "answers not published again: %s", error, extra={"action": "outbox_failed"}
             )
             return
+        self._missed_since = float("inf")
         self._num_losses = num_losses

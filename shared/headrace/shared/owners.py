@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from headrace.shared import wire
-from headrace.shared.errors import WireError
+from headrace.shared import subjects, wire
+from headrace.shared.errors import MalformedMessageError, WireError
 from headrace.shared.messages import Chunk, Takeover, Terminal
 
 if TYPE_CHECKING:
@@ -64,7 +64,9 @@ class Owners:
 def message_of(received: Received) -> Chunk | Terminal | Takeover | None:
     """Return what was published on an `out` subject; None: it can't be read, and so is missing."""
     try:
-        return wire.decode(received.payload, Chunk, Terminal, Takeover)
+        message = wire.decode(received.payload, Chunk, Terminal, Takeover)
+        if isinstance(message, Takeover):
+            _check_subject(received, subjects.out(message.tenant, message.request_id))
     except WireError as error:
         logger.warning(
             "unreadable answer on %s: %s",
@@ -73,15 +75,24 @@ def message_of(received: Received) -> Chunk | Terminal | Takeover | None:
             extra={"action": "answer_unreadable", "subject": received.subject},
         )
         return None
+    return message
 
 
 def announced(received: Received) -> Takeover | None:
     """Return the takeover that decode tells everybody of; None: it can't be read."""
     try:
-        return wire.decode(received.payload, Takeover)
+        takeover = wire.decode(received.payload, Takeover)
+        _check_subject(received, subjects.takeover(takeover.tenant, takeover.request_id))
     except WireError as error:
         logger.warning("unreadable takeover: %s", error, extra={"action": "takeover_unreadable"})
         return None
+    return takeover
+
+
+def _check_subject(received: Received, subject: str) -> None:
+    """What a message says of itself counts only where the broker let its sender say it. Raises: WireError."""
+    if received.subject != subject:
+        raise MalformedMessageError(f"what belongs on {subject} came on {received.subject}")
 
 
 def _stands_alone(terminal: Terminal) -> bool:

@@ -76,6 +76,7 @@ class BrokerSettings(_Section, frozen=True):
     url: str = "nats://127.0.0.1:4222"  #: comma-separated for a cluster
     user: str = ""  #: empty: the role's own name where `password` is set, else none
     password: str = ""  #: empty: no authentication
+    password_file: str = ""  #: file that holds the password; empty: `password` is it
     tls_ca: str = (
         ""  #: file of certificates that sign the broker's; empty: those that the system trusts
     )
@@ -99,14 +100,22 @@ class GatewaySettings(_Section, frozen=True):
     host: Address = "127.0.0.1"  #: address to listen on
     port: Port = 8000  #: 0: any free one
     max_body_bytes: Positive = 8 * 2**20  #: a larger request is 413
+    max_file_bytes: Positive = 200 * 2**20  #: a larger upload to /v1/files is 413
     max_connections: Positive = 4096  #: of clients; one more is 503
     deadline_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = (
         600.0  #: of a request that names none
     )
     tenant: SubjectToken = "default"  #: of requests without an API key
     api_keys_file: str = ""  #: whose each API key is; empty, and no `api_keys`: no key is needed
+    operators: str = ""  #: tenants whose keys also see where workers run, comma-separated; without keys, everybody does
     api_keys: str = ""  #: `KEY` or `TENANT:KEY`, comma-separated; empty: none beside the file's
     drain_timeout_s: Seconds = 120.0  #: at shutdown, for running requests
+    idempotency_kept_s: Annotated[float, msgspec.Meta(gt=0, le=604_800)] = (
+        86_400.0  #: of an `Idempotency-Key`, from its first use
+    )
+    response_kept_s: Annotated[float, msgspec.Meta(gt=0, le=259_200)] = (
+        259_200.0  #: of a stored response, from its end
+    )
 
 
 class RenderSettings(_Section, frozen=True):
@@ -116,6 +125,7 @@ class RenderSettings(_Section, frozen=True):
     deadline_rt_s: Seconds = 600.0  #: of an `rt` submission that names none
     deadline_std_s: Seconds = 3_600.0  #: of a `std` one
     deadline_bulk_s: Seconds = 86_400.0  #: of a `bulk` one
+    max_deadline_s: Seconds = 604_800.0  #: from the moment it is queued; a later one is refused
     tenant_cache_salt: bool = True  #: keep the tenants' prefix-cache entries apart
 
     @property
@@ -164,11 +174,53 @@ class DerenderSettings(_Section, frozen=True):
     drain_timeout_s: Seconds = 120.0  #: at shutdown, for live streams
 
 
+class BatchSettings(_Section, frozen=True):
+    """The requests of files, run as batches."""
+
+    slots: Positive = 16  #: batches at once; the lines under way are bounded beside it
+    max_lines: Positive = 50_000  #: of one batch; with more it fails
+    drain_timeout_s: Seconds = 20.0  #: at shutdown, to store the results that have come
+
+
+class FilesSettings(_Section, frozen=True):
+    """Where the contents of files lie."""
+
+    s3_bucket: str = ""  #: of a store that speaks S3; empty: in the broker
+    s3_prefix: str = "headrace"  #: of every object's name; each stack has its own
+    s3_endpoint: str = ""  #: URL of the store; empty: as the environment says, or AWS
+    s3_region: str = ""  #: of the bucket; empty: as the environment says
+
+
+class EventsSettings(_Section, frozen=True):
+    """What the stream of events is told."""
+
+    lanes: tuple[Lane, ...] = (Lane.STD, Lane.BULK)  #: whose requests; of `rt` their ends alone
+
+
+class WebhookSettings(_Section, frozen=True):
+    """Telling a tenant's own servers of events."""
+
+    allow_private: bool = False  #: also to addresses that are not public, and without TLS
+    timeout_s: Seconds = 15.0  #: for a receiver's answer
+    slots: Positive = 16  #: requests at once
+
+
+class MetricsSettings(_Section, frozen=True):
+    """Prometheus metrics of each process, and what counts as a good request."""
+
+    host: Address = "127.0.0.1"  #: address of `/metrics`, `/live` and `/ready`
+    port: Port = 0  #: 0: none; `headrace up` gives each process one, from this one on
+    slo_ttft_s: Seconds = 2.0  #: from acceptance to the first token ID, at most
+    slo_tpot_s: Seconds = 0.1  #: between the token IDs of one request, on average, at most
+
+
 class NixlSettings(_Section, frozen=True):
     """How the KV cache moves."""
 
     lease_s: Seconds = 30.0  #: how long prefill keeps a handoff's blocks
-    host: Address = "127.0.0.1"  #: address at which other workers reach this one's side channel
+    host: Address = (
+        "127.0.0.1"  #: address at which other workers reach this one's side channel, or "auto"
+    )
     port: Port = 0  #: of the side channel; 0: any free one
     progress_delay_us: NonNegative = 100  #: pause of NIXL's progress thread; 0 spins a core
     load_failure_policy: Literal["fail", "recompute"] = (
@@ -193,6 +245,7 @@ class UpSettings(_Section, frozen=True):
     prefill: NonNegative = 1  #: processes
     decode: Positive = 1  #: processes
     derender: NonNegative = 1  #: processes
+    batch: NonNegative = 1  #: processes
     ready_timeout_s: Seconds = 600.0  #: for the whole stack
     silent_s: Seconds = 30.0  #: a worker without a heartbeat for so long is killed
     nats_url: str = ""  #: an existing broker; empty: start one
@@ -209,6 +262,11 @@ class Settings(_Section, frozen=True):
     prefill: PrefillSettings = PrefillSettings()
     decode: DecodeSettings = DecodeSettings()
     derender: DerenderSettings = DerenderSettings()
+    batch: BatchSettings = BatchSettings()
+    files: FilesSettings = FilesSettings()
+    events: EventsSettings = EventsSettings()
+    webhooks: WebhookSettings = WebhookSettings()
+    metrics: MetricsSettings = MetricsSettings()
     nixl: NixlSettings = NixlSettings()
     fake: FakeSettings = FakeSettings()
     up: UpSettings = UpSettings()
@@ -240,7 +298,25 @@ def load(
     if math.isnan(settings.decode.local_prefill_threshold):
         key = "decode.local_prefill_threshold"
         raise SettingsError(f"{sources[key]}: {key} must be a number from 0 to inf, got nan")
-    return settings
+    return _with_password(settings)
+
+
+def _with_password(settings: Settings) -> Settings:
+    """Return the settings with the password that `broker.password_file` holds. Raises: SettingsError."""
+    broker = settings.broker
+    if not broker.password_file:
+        return settings
+    if broker.password:
+        raise SettingsError("set broker.password or broker.password_file, not both")
+    try:
+        password = Path(broker.password_file).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"broker.password_file: {error}") from None
+    if not password:
+        # Without a password a process would ask for no user, and a broker without users would let it in.
+        raise SettingsError(f"broker.password_file: {broker.password_file} is empty")
+    read = msgspec.structs.replace(broker, password=password, password_file="")
+    return msgspec.structs.replace(settings, broker=read)
 
 
 def dump(settings: Settings) -> bytes:

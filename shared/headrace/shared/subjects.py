@@ -33,6 +33,7 @@ class Role(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
     DERENDER = "derender"
+    BATCH = "batch"
 
 
 def model_slug(model: str) -> str:
@@ -195,6 +196,11 @@ def roll_call() -> str:
     return f"{ROOT}.ctl.roll_call"
 
 
+def log_level(role: Role) -> str:
+    """How much to log: an operator → every process of a role."""
+    return f"{ROOT}.ctl.log_level.{role}"
+
+
 def ping(instance: str) -> str:
     """Is this process there? Whoever watches it → one worker or gateway, which answers at once."""
     return f"{ROOT}.ctl.ping.{instance}"
@@ -213,3 +219,74 @@ def returned(stream: str, sequence: int) -> str:
 def blob(blob_id: str) -> str:
     """The parts of a payload too large for one message (claim-check)."""
     return f"{ROOT}.blob.{check_token(blob_id, 'blob_id')}"
+
+
+def meta(tenant: str, kind: str, record_id: str) -> str:
+    """The record of one file, batch, background response, … of a tenant: whoever changes it → who reads it."""
+    return (
+        f"{ROOT}.meta.{check_token(tenant, 'tenant')}.{check_token(kind, 'kind')}"
+        f".{check_token(record_id, 'record_id')}"
+    )
+
+
+def meta_filter(tenant: str, kind: str) -> str:
+    """A tenant's records of one kind."""
+    return f"{ROOT}.meta.{check_token(tenant, 'tenant')}.{check_token(kind, 'kind')}.*"
+
+
+def meta_all(kind: str) -> str:
+    """Every tenant's records of one kind."""
+    return f"{ROOT}.meta.*.{check_token(kind, 'kind')}.*"
+
+
+def file_part(tenant: str, file_id: str, number: int) -> str:
+    """One part of a file's content, counted from 0: gateway, batch → who reads the file."""
+    return f"{ROOT}.file.{check_token(tenant, 'tenant')}.{check_token(file_id, 'file_id')}.{number}"
+
+
+def file_parts(tenant: str, file_id: str) -> str:
+    """Every part of one file."""
+    return f"{ROOT}.file.{check_token(tenant, 'tenant')}.{check_token(file_id, 'file_id')}.*"
+
+
+def file_parts_all() -> str:
+    """Every part of every tenant's files."""
+    return f"{ROOT}.file.*.*.*"
+
+
+def batch(tenant: str, batch_id: str) -> str:
+    """Batches that are to be run: gateway → a batch worker."""
+    return f"{ROOT}.batch.{check_token(tenant, 'tenant')}.{check_token(batch_id, 'batch_id')}"
+
+
+def batch_filter() -> str:
+    """The batches of every tenant."""
+    return f"{ROOT}.batch.*.*"
+
+
+def event(tenant: str, kind: str, change: str) -> str:
+    """What happened to a request, a response or a batch: whoever decided it → whoever wants to know."""
+    return (
+        f"{ROOT}.ev.{check_token(tenant, 'tenant')}.{check_token(kind, 'kind')}"
+        f".{check_token(change, 'change')}"
+    )
+
+
+def event_filter(kind: str) -> str:
+    """The events of one kind, of every tenant."""
+    return f"{ROOT}.ev.*.{kind}.*"
+
+
+def event_change_filter(kind: str, change: str) -> str:
+    """The events of one change, of every tenant: whoever decided it → one gateway (queue group `gateway`)."""
+    return f"{ROOT}.ev.*.{kind}.{change}"
+
+
+def hook(tenant: str, endpoint_id: str) -> str:
+    """Webhooks that are to be sent to one endpoint of a tenant: batch → a batch worker."""
+    return f"{ROOT}.hook.{check_token(tenant, 'tenant')}.{check_token(endpoint_id, 'endpoint_id')}"
+
+
+def hook_filter() -> str:
+    """The webhooks of every tenant."""
+    return f"{ROOT}.hook.*.*"

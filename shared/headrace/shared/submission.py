@@ -26,6 +26,7 @@ TRACEPARENT = "traceparent"
 REPLY_TO = "Hr-Reply-To"
 OWN_ID = "Hr-Own-Id"
 READER = "Hr-Reader"
+KEEP = "Hr-Keep"
 
 DEFAULT_DEADLINE_S = RenderSettings().deadlines_s
 
@@ -54,6 +55,14 @@ class Submission:
     reply_to: str | None = None  #: where its end is told too. Header `Hr-Reply-To`. None: nowhere
     is_own_id: bool = True  #: the caller chose `request_id`. Header `Hr-Own-Id`; `0`: the edge did
     reader: str | None = None  #: who waits for the answer. Header `Hr-Reader`. None: nobody says
+    keeps_result: bool = (
+        False  #: the terminal is kept on `res` in lane `rt` too. Header `Hr-Keep`; `1`: it is
+    )
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether its terminal is kept on `res`."""
+        return self.lane is not Lane.RT or self.keeps_result
 
     @property
     def subject(self) -> str:
@@ -76,6 +85,8 @@ class Submission:
             headers[READER] = self.reader
         if not self.is_own_id:
             headers[OWN_ID] = "0"
+        if self.keeps_result:
+            headers[KEEP] = "1"
         return headers
 
     @property
@@ -92,11 +103,12 @@ class Submission:
         now: float,
         *,
         default_deadline_s: Mapping[Lane, float] = DEFAULT_DEADLINE_S,
+        max_deadline_s: float = math.inf,
     ) -> Submission:
         """Return the submission in a message taken at `now` (Unix seconds).
 
         Without headers it is a chat, accepted now. Where no header names the deadline, the body's
-        `request_timeout` does, or else `default_deadline_s`.
+        `request_timeout` does, or else `default_deadline_s`; at most `max_deadline_s` after `now`.
         Raises: MalformedMessageError naming the subject or the header that is wrong.
         """
         tenant, slug, lane = parse_req(subject)
@@ -107,6 +119,12 @@ class Submission:
                 f"{ENDPOINT} must be one of {', '.join(_ENDPOINTS)}, got {endpoint!r}"
             )
         accepted = _time(headers, ACCEPTED, now)
+        deadline = _deadline(headers, payload, accepted, default_deadline_s[lane])
+        if deadline > now + max_deadline_s:
+            raise MalformedMessageError(
+                f"{DEADLINE} must be at most {max_deadline_s:g} s after the submission (render.max_deadline_s), "
+                f"got {deadline - now:g} s"
+            )
         reader = headers.get(READER)
         return cls(
             request_id=_request_id(headers),
@@ -114,13 +132,14 @@ class Submission:
             slug=check_token(slug, "model"),
             lane=lane,
             endpoint=_ENDPOINTS[endpoint],
-            deadline=_deadline(headers, payload, accepted, default_deadline_s[lane]),
+            deadline=deadline,
             accepted=accepted,
             body=payload,
             traceparent=valid_traceparent(headers.get(TRACEPARENT)),
             reply_to=check_reply_to(headers.get(REPLY_TO), tenant),
             is_own_id=headers.get(OWN_ID) != "0",
             reader=None if reader is None else check_token(reader, READER),
+            keeps_result=keeps_result(headers),
         )
 
 
@@ -143,6 +162,11 @@ def reply_to_of(headers: Mapping[str, str] | None, tenant: str) -> str | None:
         return check_reply_to((headers or {}).get(REPLY_TO), tenant)
     except MalformedMessageError:
         return None
+
+
+def keeps_result(headers: Mapping[str, str] | None) -> bool:
+    """Return whether the terminal is to be kept on `res` in lane `rt` too."""
+    return (headers or {}).get(KEEP) == "1"
 
 
 def caller_of(subject: str, headers: Mapping[str, str] | None) -> tuple[str, Lane, str]:

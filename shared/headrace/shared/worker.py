@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from headrace.shared import subjects, wire
+from headrace.shared import metrics, subjects, tracing, wire
 from headrace.shared.broker import Broker, Delivery
 from headrace.shared.cancels import Cancels
 from headrace.shared.errors import (
@@ -25,6 +25,9 @@ from headrace.shared.errors import (
     StoppedError,
     WireError,
 )
+from headrace.shared.events import Events
+from headrace.shared.exposition import exposed
+from headrace.shared.log_level import following
 from headrace.shared.messages import (
     Cancel,
     DeadLetter,
@@ -64,10 +67,14 @@ class Worker:
     table: WorkerTable
     cancels: Cancels
     outbox: Outbox
+    events: Events
     pulse: Pulse
     readers: Readers
     slots: int
+    tracer: tracing.Tracer = tracing.OFF
+    slo: metrics.Slo = metrics.NO_SLO
     describe: Callable[[], dict[str, Any]] = dict
+    counts: Callable[[], dict[str, float]] = dict  #: further values of `exposition.SHOWN`
     state: State = "starting"
     _beacon: Beacon | None = field(default=None, repr=False)
 
@@ -122,6 +129,7 @@ class Worker:
 
     async def cancel(self, tenant: str, request_id: str, reason: str) -> None:
         """Stop a request wherever it is, here too; whoever calls does so again until it has ended."""
+        metrics.CANCELS_ASKED.labels(self.role).inc()
         cancel = Cancel(request_id=request_id, tenant=tenant, reason=reason)
         try:
             await self.broker.publish(subjects.cancel(tenant, request_id), wire.encode(cancel))
@@ -148,6 +156,7 @@ class Worker:
             reason,
             extra={"action": "dead_letter", "subject": delivery.subject},
         )
+        metrics.DEAD_LETTERS.labels(metrics.queue_of(delivery.subject)[0]).inc()
         await self.broker.publish_durable(
             subjects.dead_letter(self.role, self.slug),
             wire.encode(letter),
@@ -167,6 +176,7 @@ class Worker:
 
         Raises: EngineDeadError, which ends the worker; what it held is delivered to another one.
         """
+        metrics.taken(delivery)
         num_tries = await self._num_tries(delivery)
         if num_tries > MAX_DELIVERIES:
             reason = f"delivered {MAX_DELIVERIES} times and never settled"
@@ -271,31 +281,45 @@ class Worker:
             )
 
     async def publish_terminal(
-        self, tenant: str, lane: Lane, terminal: Terminal, *, reply_to: str | None = None
+        self,
+        tenant: str,
+        lane: Lane,
+        terminal: Terminal,
+        *,
+        reply_to: str | None = None,
+        keeps_result: bool = False,
     ) -> None:
         """End a request. Only the first terminal of a request counts; a later one is not published.
 
+        It is kept on `res` if the lane is `std` or `bulk`, or the request `keeps_result`.
         `reply_to` is told too, without an ack: whoever listens there may miss it, and read what was stored.
         Raises: BrokerError when the broker does not take it in time, PayloadTooLargeError, QueueFullError.
         """
-        payload = wire.encode(terminal)
-        name = f"{tenant}.{terminal.request_id}"
-        if lane is not Lane.RT:
+        name, epoch = f"{tenant}.{terminal.request_id}", terminal.epoch
+        is_first = True
+        if lane is not Lane.RT or keeps_result:
             subject = subjects.res(tenant, terminal.request_id)
             # A message ID of its own: what is stored decides who was first, and an operator may have taken it out
             # so that the request runs again; the broker would still remember an ID that all ends share.
             is_first = await self.broker.publish_durable(
-                subject, payload, message_id=f"{name}.result.{uuid.uuid4().hex}", expect_last=0
+                subject,
+                wire.encode(terminal),
+                message_id=f"{name}.result.{uuid.uuid4().hex}",
+                expect_last=0,
             )
             if not is_first and (stored := await self.broker.last(subject)) is not None:
                 # It is the end, whoever took over since.
-                kept = wire.decode(stored.payload, Terminal)
-                payload = wire.encode(msgspec.structs.replace(kept, epoch=0))
-        await self.outbox.publish_durable(
+                terminal = msgspec.structs.replace(wire.decode(stored.payload, Terminal), epoch=0)
+        # Before the reader is told: a request of which `out` has the end is not looked at again.
+        await self.events.request_ended(tenant, lane, terminal)
+        payload = wire.encode(msgspec.structs.replace(terminal, result=b""))
+        is_stored = await self.outbox.publish_durable(
             subjects.out(tenant, terminal.request_id),
             payload,
-            message_id=f"{name}.terminal.{terminal.epoch}",
+            message_id=f"{name}.terminal.{epoch}",
         )
+        if is_first and is_stored:
+            metrics.request_ended(lane, terminal, self.slo)
         if reply_to is not None:
             await self._reply(reply_to, payload)
 
@@ -393,6 +417,7 @@ async def joined(
     closes the connection for good: what runs in the block is cancelled then.
     """
     instance = f"{role}-{uuid.uuid4().hex[:8]}"
+    tracer = tracing.start(role, instance)
     broker = await _connected(settings, role, instance, stop)
     try:
         pulse = Pulse(ping_over(broker), on_lost=lambda peer: table.forget(peer))
@@ -407,11 +432,15 @@ async def joined(
             table=table,
             cancels=Cancels(),
             outbox=Outbox(broker),
+            events=Events(broker, settings.events.lanes),
             pulse=pulse,
             readers=Readers(table, lambda: broker.is_connected),
             slots=slots,
+            tracer=tracer,
+            slo=metrics.Slo(ttft_s=settings.metrics.slo_ttft_s, tpot_s=settings.metrics.slo_tpot_s),
         )
-        await broker.declare_model(worker.slug, worker.pool)
+        if model:
+            await broker.declare_model(worker.slug, worker.pool)
         await worker.table.start()
         await worker.cancels.start(broker)
         beacon = Beacon(broker, worker.heartbeat)
@@ -422,12 +451,16 @@ async def joined(
                 answering_pings(broker, instance),
                 ended_by(broker.closed_for_good()),
                 ended_by(worker.readers.run()),
+                exposed(settings.metrics, worker.heartbeat, lambda: worker.counts()),
+                following(broker, role),
             ):
                 yield worker
         finally:
             pulse.stop()
+            await worker.events.close()
             await worker.leave()
             await beacon.stop()
             await worker.table.stop()
     finally:
         await broker.close()
+        await tracer.close()

@@ -17,6 +17,7 @@ from headrace.shared.broker.topology import STREAM_NOT_FOUND, ApiError, api
 
 PAGE = 64
 GLANCE_BYTES = 2**20
+NOT_ENABLED = (10039, 10076)  # JetStream: for this account, on this server
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +40,24 @@ class QueueInfo:
     last_delivered: int  #: stream sequence of the last message that was taken for the first time
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerInfo:
+    """The broker itself."""
+
+    version: str  #: as `2.15.1`
+    max_payload: int  #: of one message, in bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoreInfo:
+    """What JetStream holds for this account."""
+
+    memory_bytes: int
+    file_bytes: int
+    max_memory_bytes: int  #: -1: no limit of the account's own
+    max_file_bytes: int  #: -1: as above
+
+
 class Admin:
     """Reads and removes by stream. Every method raises DeniedError where this user may not, or BrokerError."""
 
@@ -46,6 +65,30 @@ class Admin:
         """`whole` puts a payload that was stored in parts together."""
         self._connection = connection
         self._whole = whole
+
+    @property
+    def server(self) -> ServerInfo:
+        """What the broker said of itself when it was connected to."""
+        connection = self._connection
+        return ServerInfo(version=connection.server_version, max_payload=connection.max_payload)
+
+    async def store(self) -> StoreInfo | None:
+        """Return how full JetStream's stores are; None: this broker has no JetStream."""
+        try:
+            info = await api(self._connection, "INFO")
+        except NoResponderError:
+            return None
+        except ApiError as error:
+            if error.err_code in NOT_ENABLED:
+                return None
+            raise
+        limits = info["limits"]
+        return StoreInfo(
+            memory_bytes=info["memory"],
+            file_bytes=info["storage"],
+            max_memory_bytes=limits["max_memory"],
+            max_file_bytes=limits["max_storage"],
+        )
 
     async def messages(
         self, stream: str, pattern: str, *, first_seq: int = 0

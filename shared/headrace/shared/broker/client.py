@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import re
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -23,6 +24,7 @@ from headrace.shared.broker.connection import (
     NoResponderError,
 )
 from headrace.shared.broker.delivery import Delivery, nak_payload
+from headrace.shared.broker.documents import Documents
 from headrace.shared.broker.durable import (
     ATTEMPT_TIMEOUT_S,
     MESSAGE_ID_HEADER,
@@ -89,6 +91,9 @@ class Broker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         self.num_losses = 0  #: how often a connection to the broker broke
+        self.lost_at = float(
+            "-inf"
+        )  #: when the broker was there for the last time (`time.monotonic`)
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @classmethod
@@ -196,13 +201,19 @@ class Broker:
         payload, headers = await self._check_in(
             subject, payload, headers, stream.blob_ttl_s if kept_s is None else math.ceil(kept_s)
         )
-        return await self._durable.publish(
+        sequence = await self._durable.publish(
             stream.name,
             subject,
             payload,
             {**headers, MESSAGE_ID_HEADER: message_id},
             expect_last=expect_last,
         )
+        return sequence is not None
+
+    @property
+    def documents(self) -> Documents:
+        """What is changed by compare-and-set, one message a subject."""
+        return Documents(self._data, self._durable, self._topology, self._wait_until_connected)
 
     async def request(self, subject: str, payload: bytes, *, timeout_s: float) -> bytes:
         """Ask one listener and return its answer.
@@ -421,6 +432,9 @@ class Broker:
                 ) from None
         self._check_open()
 
+    async def _wait_until_connected(self) -> None:
+        await self._wait_until_ready(self._settings.publish_timeout_s)
+
     def _check_open(self) -> None:
         if self._failed.done():
             self._failed.result()
@@ -555,6 +569,8 @@ class Broker:
     def _on_lost(self) -> None:
         self.num_losses += 1
         if not self._closed and not self._failed.done():
+            if self._ready.is_set():
+                self.lost_at = time.monotonic()
             self._ready.clear()
 
     def _on_closed(self, reason: str) -> None:
@@ -577,6 +593,8 @@ class Broker:
             await self._declare_until_done()
         except DeniedError as error:
             logger.error("streams not declared: %s", error, extra={"action": "declare_failed"})
+        if not (self._data.is_connected and self._control.is_connected):
+            return  # one of them broke meanwhile; when it is back, this begins anew
         self._ready.set()
         logger.info("broker is back", extra={"action": "restored"})
         for callback in self._callbacks:

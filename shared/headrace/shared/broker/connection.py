@@ -17,6 +17,8 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as NatsSubscription
 
 from headrace.shared.broker import tls
+from headrace.shared.broker.denials import Denials
+from headrace.shared.broker.outage_log import OutageLog
 from headrace.shared.errors import BrokerError
 from headrace.shared.settings import BrokerSettings
 from headrace.shared.tasks import spawn
@@ -26,11 +28,7 @@ logger = logging.getLogger(__name__)
 CANCEL_AGAIN_S = 0.2
 RECONNECT_WAIT_S = 0.2
 PING_INTERVAL_S = 20
-UNREACHABLE_INTERVAL_S = 10.0  # between two warnings of one outage; five attempts a second fail
-SLOW_INTERVAL_S = 10.0  # between two errors about messages that were dropped
 PENDING_BYTES = 64 * 2**20  # before a publish waits for the socket
-
-_DENIED = re.compile(r'permissions violation for (publish|subscription) (?:to )?"([^"]+)"', re.I)
 
 
 class ConnectionLostError(BrokerError):
@@ -74,17 +72,14 @@ class Connection:
         `clock` spaces the lines about an outage, or about what was dropped; None: the event loop's.
         """
         self._label = label
-        self._clock = clock or asyncio.get_running_loop().time
+        self._log = OutageLog(label, clock or asyncio.get_running_loop().time)
         self._url = ""
-        self._warned_at: float | None = None  # None: the broker was reached since
-        self._dropped_at: float | None = None  # when it was said last that messages were dropped
-        self._num_dropped = 0  # since then
         self._on_lost = on_lost
         self._on_back = on_back
         self._on_closed = on_closed
         self._nc = _Client()
         self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._denials: dict[str, set[asyncio.Future[None]]] = {}
+        self._denials = Denials()
         self._refused = (
             asyncio.Event()
         )  # credentials, or the broker's own, before the first connect
@@ -129,7 +124,7 @@ class Connection:
                     f"{self._url} refuses user {user or '(none)'!r}: set broker.user and broker.password"
                 )
             await connecting
-            self._warned_at = None
+            self._log.reached()
         except (errors.Error, OSError, ValueError) as error:
             raise BrokerError(f"cannot connect to {self._url}: {error}") from error
         finally:
@@ -150,6 +145,12 @@ class Connection:
     def is_closed(self) -> bool:
         """Whether this connection will never come back."""
         return self._closing or self._nc.is_closed
+
+    @property
+    def server_version(self) -> str:
+        """The broker's version, as `2.15.1`."""
+        found = re.search(r"\d+(\.\d+)*", str(self._nc.connected_server_version))
+        return found[0] if found else ""
 
     @property
     def max_payload(self) -> int:
@@ -191,7 +192,7 @@ class Connection:
         """
         if not self._nc.is_connected:
             raise ConnectionLostError(f"{subject}: not connected to the broker")
-        denied = self._expect_denial(subject)
+        denied = self._denials.expect(subject)
         answer = asyncio.ensure_future(
             self._nc.request(
                 subject, payload, timeout_s, headers=dict(headers) if headers else None
@@ -214,7 +215,7 @@ class Connection:
             raise BrokerError(f"{subject}: {_text(error)}") from error
         finally:
             answer.cancel()
-            self._forget_denial(subject, denied)
+            self._denials.forget(subject, denied)
 
     async def pull(
         self, subject: str, payload: bytes, *, timeout_s: float, give_back: Callable[[Msg], None]
@@ -225,7 +226,7 @@ class Connection:
         that the broker finds nobody waiting there and keeps the message for somebody else.
         """
         future: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
-        denied = self._expect_denial(subject)
+        denied = self._denials.expect(subject)
         subscription: NatsSubscription | None = None
         taken = False
         try:
@@ -242,7 +243,7 @@ class Connection:
         except errors.Error as error:
             raise BrokerError(f"{subject}: {_text(error)}") from error
         finally:
-            self._forget_denial(subject, denied)
+            self._denials.forget(subject, denied)
             if not taken:
                 future.add_done_callback(lambda late: give_back(late.result()))
                 if subscription is not None and not future.done():
@@ -268,7 +269,7 @@ class Connection:
             if is_last(message) and not finished.done():
                 finished.set_result(None)
 
-        denied = self._expect_denial(subject)
+        denied = self._denials.expect(subject)
         inbox = self._nc.new_inbox()
         subscription = await self.subscribe(inbox, receive, wait_until_registered=False)
         try:
@@ -284,7 +285,7 @@ class Connection:
                 raise BrokerError(f"{subject}: no complete answer within {timeout_s:g} s")
             return messages
         finally:
-            self._forget_denial(subject, denied)
+            self._denials.forget(subject, denied)
             await self._remove(subscription)
 
     async def subscribe(
@@ -299,7 +300,7 @@ class Connection:
 
         Raises: DeniedError when the user may not, BrokerError when the broker does not answer.
         """
-        denied = self._expect_denial(subject)
+        denied = self._denials.expect(subject)
         try:
             subscription = await self._nc.subscribe(subject, queue, receive)
             if wait_until_registered:
@@ -311,7 +312,7 @@ class Connection:
         except errors.Error as error:
             raise BrokerError(f"{subject}: {_text(error)}") from error
         finally:
-            self._forget_denial(subject, denied)
+            self._denials.forget(subject, denied)
         if denied.done():
             await self._remove(subscription)
             raise DeniedError(f"{self._label} may not subscribe to {subject}")
@@ -383,35 +384,19 @@ class Connection:
         except errors.Error as error:
             logger.debug("already gone: %s", error, extra={"action": "unsubscribe_failed"})
 
-    def _expect_denial(self, subject: str) -> asyncio.Future[None]:
-        """Return what completes when the broker denies this process the subject."""
-        denied: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # nats-py hands on the broker's words in lower case, so that is how subjects are compared.
-        self._denials.setdefault(subject.lower(), set()).add(denied)
-        return denied
-
-    def _forget_denial(self, subject: str, denied: asyncio.Future[None]) -> None:
-        waiting = self._denials[subject.lower()]
-        waiting.discard(denied)
-        if not waiting:
-            del self._denials[subject.lower()]
-
     async def _error(self, error: Exception) -> None:
         text = _text(error)
-        match = _DENIED.search(text)
-        if match:
-            for denied in self._denials.get(match[2].lower(), ()):
-                if not denied.done():
-                    denied.set_result(None)
+        if self._denials.heard(text):
+            pass  # whoever asked says so
         elif "authorization violation" in text.lower():
             self._refused.set()
         elif distrust := tls.trouble_of(error):
             self._distrust = distrust
             self._refused.set()
         if isinstance(error, errors.SlowConsumerError):
-            self._dropped(error.subject)
+            self._log.dropped(error.subject)
         elif isinstance(error, (OSError, errors.Error)) and not self._nc.is_connected:
-            self._unreachable(text)
+            self._log.unreachable(self._url, text)
         elif isinstance(error, (errors.Error, OSError)):
             logger.warning(
                 "broker: %s", text, extra={"action": "broker_error", "connection": self._label}
@@ -424,31 +409,6 @@ class Connection:
                 extra={"action": "handler_failed", "connection": self._label},
             )
 
-    def _dropped(self, subject: str) -> None:
-        """Say it now and then: a line for each message would make a slow process slower still."""
-        self._num_dropped += 1
-        now = self._clock()
-        if self._dropped_at is None or now - self._dropped_at >= SLOW_INTERVAL_S:
-            logger.error(
-                "%d messages dropped: this process is too slow",
-                self._num_dropped,
-                extra={"action": "slow_consumer", "subject": subject},
-            )
-            self._dropped_at, self._num_dropped = now, 0
-
-    def _unreachable(self, text: str) -> None:
-        now = self._clock()
-        is_due = self._warned_at is None or now - self._warned_at >= UNREACHABLE_INTERVAL_S
-        if is_due:
-            self._warned_at = now
-        logger.log(
-            logging.WARNING if is_due else logging.DEBUG,
-            "no broker at %s, trying on: %s",
-            self._url,
-            text,
-            extra={"action": "broker_unreachable", "connection": self._label},
-        )
-
     async def _disconnected(self) -> None:
         if not self._closing:
             logger.warning(
@@ -459,7 +419,7 @@ class Connection:
         self._on_lost()
 
     async def _reconnected(self) -> None:
-        self._warned_at = None
+        self._log.reached()
         logger.info(
             "connection is back", extra={"action": "reconnected", "connection": self._label}
         )

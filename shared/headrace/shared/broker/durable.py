@@ -54,8 +54,11 @@ class DurablePublisher:
         headers: Mapping[str, str],
         *,
         expect_last: int | None,
-    ) -> bool:
-        """Store one message; `headers` carry its ID. Returns and raises as `Broker.publish_durable`."""
+    ) -> int | None:
+        """Store one message; `headers` carry its ID. Raises as `Broker.publish_durable`.
+
+        Returns its stream sequence, or None where that returns False.
+        """
         nonce = uuid.uuid4().hex
         all_headers = {**headers, _NONCE: nonce}
         if expect_last is not None:
@@ -85,11 +88,11 @@ class DurablePublisher:
                 await asyncio.sleep(RETRY_S)
         ack: dict[str, Any] = msgspec.json.decode(message.data)
         if "error" not in ack and not ack.get("duplicate"):
-            return True
+            return int(ack["seq"])
         if "error" in ack and not _says_taken(ack["error"], expect_last):
             raise _publish_error(subject, ack["error"])
         if not maybe_stored:
-            return False
+            return None
         sequence: int = ack.get("seq") or 0
         is_of_same_id = sequence > 0
         found: Msg | None = None
@@ -101,8 +104,9 @@ class DurablePublisher:
         if found is None:
             # Its ID is known, and it is worked off already, or not ours to read. A try of this call went
             # unanswered: it was that one.
-            return is_of_same_id
-        return (found.headers or {}).get(_NONCE) == nonce
+            return sequence if is_of_same_id else None
+        found_headers = found.headers or {}
+        return int(found_headers[stored.SEQUENCE]) if found_headers.get(_NONCE) == nonce else None
 
 
 def _says_taken(error: Mapping[str, Any], expect_last: int | None) -> bool:

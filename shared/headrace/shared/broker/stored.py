@@ -87,6 +87,27 @@ async def read_last(connection: Connection, stream: str, subject: str) -> Msg | 
     return None if status_of(message) else message
 
 
+async def read_last_of_many(
+    connection: Connection, stream: str, subjects: list[str], *, max_bytes: int = BATCH_BYTES
+) -> list[Msg]:
+    """Return the last message of each subject, up to so many bytes; one that has none is missing.
+
+    Raises: BrokerError.
+    """
+    messages = await connection.collect(
+        f"$JS.API.DIRECT.GET.{stream}",
+        msgspec.json.encode(
+            {"multi_last": subjects, "batch": len(subjects), "max_bytes": max_bytes}
+        ),
+        timeout_s=BATCH_TIMEOUT_S,
+        is_last=lambda message: status_of(message) is not None,
+    )
+    end = messages.pop()
+    if status_of(end) not in ("204", "404", "503"):
+        raise BrokerError(f"reading from {stream}: {description_of(end)}")
+    return messages
+
+
 def status_of(message: Msg) -> str | None:
     """Return the three digits of a status message, or None for any other message."""
     return (message.headers or {}).get("Status")

@@ -17,7 +17,16 @@ from headrace.shared.broker.connection import Connection, DeniedError
 from headrace.shared.broker.work_queue import WorkQueue
 from headrace.shared.errors import BrokerError
 from headrace.shared.settings import BrokerSettings
-from headrace.shared.subjects import ROOT, Lane, Role, job_filter, req_filter
+from headrace.shared.subjects import (
+    ROOT,
+    Lane,
+    Role,
+    batch_filter,
+    file_parts_all,
+    hook_filter,
+    job_filter,
+    req_filter,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -91,12 +100,15 @@ def _roles(*roles: Role) -> frozenset[Role]:
 
 BLOB_STREAM = "HR_BLOB"
 OUT_STREAM = "HR_OUT"
+META_STREAM = "HR_META"
+FILE_STREAM = "HR_FILE"
+EVENT_STREAM = "HR_EV"
 
 
 def streams(max_queued_per_subject: int) -> tuple[Stream, ...]:
     """Return every stream."""
     rt, std, bulk = Lane.RT, Lane.STD, Lane.BULK
-    gateway, render, pf, decode, derender = Role
+    gateway, render, pf, decode, derender, batch = Role
     return (
         Stream(
             name="HR_REQ_RT",
@@ -110,7 +122,7 @@ def streams(max_queued_per_subject: int) -> tuple[Stream, ...]:
         Stream(
             name="HR_REQ",
             subjects=(req_filter("*", std), req_filter("*", bulk)),
-            roles=_roles(gateway, render),
+            roles=_roles(gateway, render, batch),
             work_queue=True,
             discard_new=True,
             max_msgs_per_subject=max_queued_per_subject,
@@ -145,7 +157,7 @@ def streams(max_queued_per_subject: int) -> tuple[Stream, ...]:
         Stream(
             name=OUT_STREAM,
             subjects=(f"{ROOT}.out.>",),
-            roles=_roles(gateway, render, decode, derender),
+            roles=_roles(gateway, render, decode, derender, batch),
             memory=True,
             max_age_s=900,
             max_bytes=512 * MIB,
@@ -153,7 +165,7 @@ def streams(max_queued_per_subject: int) -> tuple[Stream, ...]:
         Stream(
             name="HR_RES",
             subjects=(f"{ROOT}.res.>",),
-            roles=_roles(gateway, render, decode, derender),
+            roles=_roles(gateway, render, decode, derender, batch),
             discard_new=True,
             max_msgs_per_subject=1,
             max_age_s=3 * DAY_S,
@@ -187,6 +199,45 @@ def streams(max_queued_per_subject: int) -> tuple[Stream, ...]:
             discard_new=True,
             max_age_s=14 * DAY_S,  # no blob outlives the messages that point to it
             message_ttl=True,
+        ),
+        Stream(
+            name=META_STREAM,
+            subjects=(f"{ROOT}.meta.*.*.*",),
+            roles=_roles(gateway, batch),
+            max_msgs_per_subject=1,
+            message_ttl=True,
+        ),
+        Stream(
+            name=FILE_STREAM,
+            subjects=(file_parts_all(),),
+            roles=_roles(gateway, batch),
+            discard_new=True,  # a part that is there stays as it is
+            max_msgs_per_subject=1,
+        ),
+        Stream(
+            name="HR_BATCH",
+            subjects=(batch_filter(),),
+            roles=_roles(gateway, batch),
+            work_queue=True,
+            discard_new=True,
+            max_bytes=64 * MIB,
+            max_msgs_per_subject=1,
+        ),
+        Stream(
+            name=EVENT_STREAM,
+            subjects=(f"{ROOT}.ev.*.*.*",),
+            roles=_roles(render, decode, derender, batch),
+            max_age_s=3 * DAY_S,
+            max_bytes=256 * MIB,
+        ),
+        Stream(
+            name="HR_HOOK",
+            subjects=(hook_filter(),),
+            roles=_roles(batch),
+            work_queue=True,
+            discard_new=True,
+            max_bytes=64 * MIB,
+            max_age_s=KEPT_IN_A_QUEUE_S,  # the last try is days after the first
         ),
     )
 

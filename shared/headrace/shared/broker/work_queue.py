@@ -5,8 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.shared.subjects import Lane, Role, job_filter, prefill, prefill_worker, req_filter
+from headrace.shared.subjects import (
+    Lane,
+    Role,
+    batch_filter,
+    event_filter,
+    hook_filter,
+    job_filter,
+    prefill,
+    prefill_worker,
+    req_filter,
+)
 
+ACK_WAIT_S = 10.0
+"""Of every lane: a worker that is killed may hold its message for so long, and one that lives says so every third
+of it."""
+RENDER_RT_ACK_WAIT_S = 1.5
+"""A killed render worker costs a person so long. Rendered twice, it is one job all the same."""
 UNUSED_CONSUMER_S = 7 * 86_400
 UNUSED_WORKER_S = 60  # a worker's own queue goes soon after the worker
 LAST_RESORT_GROUP = "takes"
@@ -34,8 +49,7 @@ class WorkQueue:
             "HR_REQ_RT" if lane is Lane.RT else "HR_REQ",
             f"{slug}_{lane}",
             req_filter(slug, lane),
-            # A killed render worker costs a person so long. Rendered twice, it is one job all the same.
-            1.5 if lane is Lane.RT else 30.0,
+            RENDER_RT_ACK_WAIT_S if lane is Lane.RT else ACK_WAIT_S,
             Role.RENDER,
         )
 
@@ -46,7 +60,7 @@ class WorkQueue:
             "HR_JOB_RT" if lane is Lane.RT else "HR_JOB",
             f"{pool}_{lane}",
             job_filter(pool, lane),
-            10.0 if lane is Lane.RT else 30.0,
+            ACK_WAIT_S,
             Role.DECODE,
             # A worker that would have to preempt a job gets one only when no worker has a free slot.
             with_last_resort=lane is Lane.RT,
@@ -55,7 +69,7 @@ class WorkQueue:
     @classmethod
     def prefill(cls, pool: str, lane: Lane) -> WorkQueue:
         """Prompts to compute under one contract, for prefill."""
-        return cls("HR_PF", f"{pool}_{lane}", prefill(pool, lane), 10.0, Role.PREFILL)
+        return cls("HR_PF", f"{pool}_{lane}", prefill(pool, lane), ACK_WAIT_S, Role.PREFILL)
 
     @classmethod
     def prefill_worker(cls, pool: str, instance: str) -> WorkQueue:
@@ -64,10 +78,25 @@ class WorkQueue:
             "HR_PF",
             f"{pool}_{instance}",
             prefill_worker(pool, instance),
-            10.0,
+            ACK_WAIT_S,
             Role.PREFILL,
             UNUSED_WORKER_S,
         )
+
+    @classmethod
+    def batch(cls) -> WorkQueue:
+        """Batches of every tenant and model, for a batch worker."""
+        return cls("HR_BATCH", "batch", batch_filter(), 10.0, Role.BATCH)
+
+    @classmethod
+    def events(cls, kind: str) -> WorkQueue:
+        """Events of one kind that may have to be sent as webhooks."""
+        return cls("HR_EV", f"hooks_{kind}", event_filter(kind), 10.0, Role.BATCH)
+
+    @classmethod
+    def hooks(cls) -> WorkQueue:
+        """Webhooks that are to be sent; what is taken stays so while one request to a receiver may last."""
+        return cls("HR_HOOK", "hooks", hook_filter(), 60.0, Role.BATCH)
 
     @classmethod
     def of_model(cls, slug: str, pool: str) -> tuple[WorkQueue, ...]:
