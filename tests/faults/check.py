@@ -16,7 +16,7 @@ MAX_FILES = 300
 MAX_GROWTH_BYTES = 120 * 2**20
 WARM_S = 20.0  # of a process's life, before its memory is looked at
 
-ACK_WAIT_S = 30.0  # of std and bulk: what a lost worker had in hand comes again after it
+ACK_WAIT_S = 10.0  # what a lost worker had in hand comes again after it
 
 DISRUPTIVE = ("kill", "stop", "term")
 
@@ -91,8 +91,10 @@ def excuse(record: Record, around: list[Fault]) -> str | None:
         if any(f.target.startswith("decode") and _hands_over(f) for f in around):
             return "its decode worker was lost in the middle of an answer that can't be continued"
     if status == 500 and record.num_events > 0 and "broker_kill" in kinds:
-        if any(f.target.startswith("decode") and _hands_over(f) for f in around):
-            return "its decode worker was lost, and a killed broker forgot what it had answered"
+        if any(_loses_job(f) for f in around):
+            return (
+                "its job had another owner, and a killed broker forgot what the first one answered"
+            )
     return None
 
 
@@ -159,7 +161,12 @@ def _late(record: Record, around: list[Fault], late_s: float) -> list[Violation]
         or (not record.gateway and (fault.kind in ("broker_kill", "broker_stop", "stop", "kill")))
     ]
     if record.order.lane != "rt":
-        held += [fault.started + ACK_WAIT_S for fault in around if _loses_deliveries(fault)]
+        held += [
+            # Until the end of the others something may be delivered that nobody takes.
+            (fault.started if fault.kind == "kill" else fault.healed or record.ended) + ACK_WAIT_S
+            for fault in around
+            if _loses_deliveries(fault)
+        ]
     if record.ended <= max([record.deadline, *held]) + late_s:
         return []
     text = f"{record.late_s:.2f} s past its deadline; {_what(record, around)}"
@@ -175,6 +182,14 @@ def _loses_deliveries(fault: Fault) -> bool:
     return fault.kind in ("broker_kill", "broker_stop") or (
         fault.kind in ("kill", "stop") and _is_stage(fault)
     )
+
+
+def _loses_job(fault: Fault) -> bool:
+    """Whether a running job may get another owner: its worker is lost, or the broker heard nothing of it."""
+    if fault.kind == "broker_stop":
+        # A sign of life comes every third of `ack_wait`.
+        return (fault.healed or float("inf")) - fault.started > ACK_WAIT_S * 2 / 3
+    return fault.target.startswith("decode") and _hands_over(fault)
 
 
 def _hands_over(fault: Fault) -> bool:

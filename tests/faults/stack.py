@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from .member import Member
 from .proxy import Proxy
 
 MODEL = "chaos"
+ROLES = (Role.GATEWAY, Role.RENDER, Role.DECODE, Role.DERENDER, Role.PREFILL)  # as they end
 
 PRESETS: dict[str, dict[str, Any]] = {
     "model": {"served_name": MODEL, "block_size": 16},
@@ -70,7 +71,11 @@ class Stack:
 
 @contextlib.asynccontextmanager
 async def running(
-    folder: Path, *, each: int = 2, presets: dict[str, dict[str, Any]] | None = None
+    folder: Path,
+    *,
+    each: int = 2,
+    presets: dict[str, dict[str, Any]] | None = None,
+    roles: Sequence[Role] = ROLES,
 ) -> AsyncIterator[Stack]:
     """Give a stack that is ready; end it in the order in which `headrace up` does."""
     broker = FaultyBroker(folder / "nats")
@@ -79,7 +84,7 @@ async def running(
     members: list[Member] = []
     try:
         with Guard() as guard:
-            for role in (Role.GATEWAY, Role.RENDER, Role.DECODE, Role.DERENDER, Role.PREFILL):
+            for role in roles:
                 for index in range(each):
                     proxy = None
                     if index == 1:
@@ -98,7 +103,7 @@ async def running(
             finally:
                 for member in members:
                     member.signal(signal.SIGCONT)
-                for role in (Role.GATEWAY, Role.RENDER, Role.DECODE, Role.DERENDER, Role.PREFILL):
+                for role in roles:
                     await asyncio.gather(*(m.end() for m in members if m.role is role))
     finally:
         for proxy in proxies:

@@ -98,6 +98,10 @@ def test_an_answer_is_lost_only_with_its_worker_and_the_broker_s_memory() -> Non
     assert kinds([mixed], [fault("stop", "decode-0", healed=SENT + 13.0), forgets]) == []
     assert kinds([mixed], [fault("stop", "prefill-0", healed=SENT + 13.0), forgets]) == ["failed"]
     assert kinds([mixed], [forgets]) == ["failed"]
+    assert kinds([mixed], [fault("broker_stop", "broker", healed=SENT + 13.0), forgets]) == []
+    assert kinds([mixed], [fault("broker_stop", "broker", healed=SENT + 3.0), forgets]) == [
+        "failed"
+    ]
 
 
 def test_a_machine_that_stood_still_excuses_what_it_broke() -> None:
@@ -111,8 +115,9 @@ def test_a_machine_that_stood_still_excuses_what_it_broke() -> None:
 def test_std_and_bulk_may_wait_for_what_a_lost_worker_had_in_hand() -> None:
     kept = order_of("plain", way="nats", lane="std")
     late = record_of(kept, gateway="", ended=SENT + 32.5)
-    assert kinds([late], [fault("kill", "decode-0", started=SENT + 5.0, healed=SENT + 7.0)]) == []
+    assert kinds([late], [fault("kill", "decode-0", started=SENT + 21.0, healed=SENT + 23.0)]) == []
     assert kinds([late], [fault("kill", "decode-0", started=SENT, healed=SENT + 2.0)]) == ["late"]
+    assert kinds([late], [fault("stop", "decode-0", started=SENT, healed=SENT + 21.0)]) == []
 
 
 def test_a_connection_may_break_only_with_its_own_gateway() -> None:
