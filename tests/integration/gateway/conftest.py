@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 import pytest_asyncio
 
@@ -59,8 +60,9 @@ class Stages:
     async def take(self) -> Submission:
         """Take the next submission, and ack it."""
         queue = WorkQueue.req(self.model, Lane.RT)
-        while (delivery := await self.broker.take(queue, wait_s=TIMEOUT_S)) is None:
-            continue
+        async with asyncio.timeout(2 * TIMEOUT_S):
+            while (delivery := await self.broker.take(queue, wait_s=TIMEOUT_S)) is None:
+                continue
         await delivery.ack()
         return Submission.from_received(
             delivery.subject, delivery.headers, delivery.payload, delivery.published
@@ -77,6 +79,18 @@ class Stages:
         end = Terminal(request_id=submission.request_id, seq=seq, **values)
         await self._out(submission, end, "terminal")
 
+    async def end_kept(self, submission: Submission, seq: int = 0, **fields: Any) -> None:
+        """End a request whose terminal is kept, as a stage does."""
+        values = {"status": "ok", "http_status": 200} | fields
+        end = Terminal(request_id=submission.request_id, seq=seq, **values)
+        await self.broker.publish_durable(
+            subjects.res(submission.tenant, submission.request_id),
+            wire.encode(end),
+            message_id=f"{submission.request_id}.result",
+            expect_last=0,
+        )
+        await self._out(submission, end, "terminal")
+
     async def _out(self, submission: Submission, message: Chunk | Terminal, name: str) -> None:
         await self.broker.publish_durable(
             subjects.out(submission.tenant, submission.request_id),
@@ -85,10 +99,10 @@ class Stages:
         )
 
     async def cancel_of(self, submission: Submission) -> Cancel:
-        while True:
-            cancel = await self.cancels.get()
-            if cancel.request_id == submission.request_id:
-                return cancel
+        async with asyncio.timeout(2 * TIMEOUT_S):
+            while (cancel := await self.cancels.get()).request_id != submission.request_id:
+                continue
+            return cancel
 
 
 class RunningGateway:
@@ -201,3 +215,29 @@ async def own_gateway(
 async def table(broker: Broker) -> AsyncIterator[WorkerTable]:
     async with WorkerTable(broker) as table:
         yield table
+
+
+@pytest_asyncio.fixture
+async def two_tenants(
+    broker_settings: BrokerSettings,
+    stages: Stages,
+    start_gateway: Callable[..., Any],
+    slug: str,
+) -> AsyncIterator[tuple[openai.AsyncOpenAI, openai.AsyncOpenAI]]:
+    """OpenAI's own client for each of two tenants of this test's own, at one gateway that takes files up to 3 MiB."""
+    names = [f"{slug}-acme", f"{slug}-globex"]
+    keys = ",".join(f"{name}:key-of-{name}" for name in names)
+    async with start_gateway(broker_settings, api_keys=keys, max_file_bytes=3 * 2**20) as gateway:
+        await gateway.until_ready(stages.model)
+        clients = [
+            openai.AsyncOpenAI(
+                base_url=f"{gateway.url}/v1",
+                api_key=f"key-of-{name}",
+                max_retries=0,
+                timeout=TIMEOUT_S,
+            )
+            for name in names
+        ]
+        yield clients[0], clients[1]
+        for client in clients:
+            await client.close()

@@ -8,13 +8,14 @@ import os
 import httpx
 import pytest
 
+from headrace.gateway.console import assets
 from headrace.gateway.keyring import Keyring
 from headrace.shared.api_keys import ApiKey, digest_of, line_of, new_key
 from headrace.shared.errors import SettingsError
 from headrace.shared.settings import GatewaySettings
 
 ACME, GLOBEX = new_key(), new_key()
-OPEN = {"/health", "/ready"}
+OPEN = {"/health", "/ready", *assets.load()}
 
 
 @pytest.fixture

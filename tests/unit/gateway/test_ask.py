@@ -144,22 +144,6 @@ async def test_a_client_that_leaves_before_its_body_is_whole_is_not_asked_for(ga
     assert gateway.broker.asks == []
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("GET", "/v1/responses/resp_1"),
-        ("DELETE", "/v1/responses/resp_1"),
-        ("POST", "/v1/responses/resp_1/cancel"),
-    ],
-)
-async def test_a_response_is_not_stored(gateway, method, path):
-    transport = httpx.ASGITransport(gateway.app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
-        answer = await client.request(method, path)
-    assert answer.status_code == 404
-    assert "'resp_1' not found: responses are not stored" in answer.json()["error"]["message"]
-
-
 async def test_input_tokens_of_responses_are_no_route_as_in_vllm(gateway):
     transport = httpx.ASGITransport(gateway.app)
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:

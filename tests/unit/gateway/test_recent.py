@@ -12,13 +12,20 @@ def record(request_id, tenant="acme"):
     )
 
 
-def test_the_oldest_record_goes_first():
+def test_the_oldest_record_that_has_ended_goes_first():
+    recent = Recent(capacity=2)
+    running, ended, later, last = (record(request_id) for request_id in ("a", "b", "c", "d"))
+    ended.status = later.status = "ok"
+    for each in (running, ended, later, last):
+        recent.add(each)
+    assert [recent.get("acme", request_id) for request_id in "abcd"] == [running, None, None, last]
+
+
+def test_what_runs_stays_however_much_it_is():
     recent = Recent(capacity=2)
     for request_id in ("a", "b", "c"):
         recent.add(record(request_id))
-    assert recent.get("acme", "a") is None
-    assert recent.get("acme", "b").request_id == "b"
-    assert recent.get("acme", "c").status == "running"
+    assert [recent.get("acme", request_id).status for request_id in "abc"] == ["running"] * 3
 
 
 def test_two_tenants_may_use_the_same_id():

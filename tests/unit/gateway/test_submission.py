@@ -98,3 +98,20 @@ def test_a_timeout_in_the_body_that_is_none_is_named(value):
         Submission.from_received(
             SUBJECT, {"Nats-Msg-Id": "r1"}, b'{"request_timeout": %b}' % value, now=0.0
         )
+
+
+@pytest.mark.parametrize("headers", [{"Hr-Deadline": "1061"}, {"Hr-Accepted": "9000"}])
+def test_a_deadline_that_is_too_far_away_is_refused_by_the_name_of_its_setting(headers):
+    def submitted(max_deadline_s):
+        return Submission.from_received(
+            SUBJECT,
+            {"Nats-Msg-Id": "r1", **headers},
+            b"{}",
+            now=1_000.0,
+            default_deadline_s={Lane.RT: 60.0},
+            max_deadline_s=max_deadline_s,
+        )
+
+    assert submitted(8_060.0).deadline > 1_060.0
+    with pytest.raises(MalformedMessageError, match=r"at most 60 s .*render\.max_deadline_s"):
+        submitted(60.0)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
+import msgspec
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -33,7 +36,7 @@ def headers_of(
         "Cache-Control": "no-cache",
         "X-Accel-Buffering": "no",
     }
-    if http_status in NOT_AGAIN:
+    if http_status in NOT_AGAIN and retry_after_s is None:
         headers["x-should-retry"] = "false"
     if retry_after_s is not None:
         headers["Retry-After"] = retry_after_header(retry_after_s)
@@ -96,16 +99,32 @@ def _failed_terminal(terminal: Terminal) -> tuple[int, bytes]:
     return status, error_body(unsaid)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Form:
+    """What an answer looks like, where that is not all in the endpoint."""
+
+    events: Events  #: of a stream
+    body: Callable[[bytes], bytes] = lambda body: body  #: of a whole answer that is good
+    headers: Mapping[str, str] = field(default_factory=dict)  #: beside those of every answer
+    starts_at_once: bool = False  #: a stream begins before its first message, and with it the 200
+
+
 class CallResponse(Response):
     """Answers an open call, and closes it however it ends."""
 
-    def __init__(self, call: Call, handler: Handler) -> None:
+    def __init__(self, call: Call, handler: Handler, form: Form | None = None) -> None:
         super().__init__()
+        self._form = form or Form(events=events_of(call.record.endpoint))
         self._call = call
         self._handler = handler
         self._status: Status = "error"
         self._http_status: int | None = None
         self._reason: str | None = "the gateway failed"
+
+    def with_headers(self, headers: Mapping[str, str]) -> CallResponse:
+        """Return itself, with more headers."""
+        self._form = replace(self._form, headers={**self._form.headers, **headers})
+        return self
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer. The first message decides the status; a client that leaves ends it."""
@@ -121,12 +140,15 @@ class CallResponse(Response):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = self._call.record
         try:
+            if record.stream and self._form.starts_at_once:
+                await self._stream([], send)
+                return
             if record.stream:
                 first = await self._call.next()
             else:
                 first = [await self._call.terminal()]
             if isinstance(first[0], Terminal):
-                response = terminal_response(first[0], record.request_id)
+                response = terminal_response(self._whole(first[0]), record.request_id)
                 self._end(first[0].status, response.status_code, None)
             else:
                 await self._stream(first, send)
@@ -134,18 +156,21 @@ class CallResponse(Response):
         except RequestError as error:
             response = error_response(error, record.request_id)
             self._fail(error, response.status_code)
+        response.headers.update(self._form.headers)
         await response(scope, receive, send)
 
     async def _stream(self, messages: list[Chunk | Terminal], send: Send) -> None:
         self._http_status = 200
         headers = headers_of(self._call.record.request_id) | {"Content-Type": EVENT_STREAM}
-        events = events_of(self._call.record.endpoint)
+        headers |= self._form.headers
+        events = self._form.events
         raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": raw})
+        opening = events.opening()
         while True:
-            await send(_part(sent(messages, events)))
-            last = messages[-1]
-            if isinstance(last, Terminal):
+            await send(_part(opening + sent(messages, events)))
+            opening = b""
+            if messages and isinstance(last := messages[-1], Terminal):
                 self._end(last.status, 200, None)
                 break
             try:
@@ -155,6 +180,11 @@ class CallResponse(Response):
                 await send(_part(events.error(error_body(error)) + events.end()))
                 break
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _whole(self, terminal: Terminal) -> Terminal:
+        if terminal.status != "ok" or not terminal.body:
+            return terminal
+        return msgspec.structs.replace(terminal, body=self._form.body(terminal.body))
 
     def _fail(self, error: RequestError, http_status: int) -> None:
         self._end(status_of(error), http_status, error.message)

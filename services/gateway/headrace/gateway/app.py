@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Set
 from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
 from typing import TypeVar
@@ -17,17 +17,24 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from headrace.gateway import models
-from headrace.gateway.answering import JSON, CallResponse, error_response, headers_of
+from headrace.gateway.answering import JSON, error_response, headers_of
 from headrace.gateway.ask import Asker, Question
-from headrace.gateway.auth import Gate, tenant_of
+from headrace.gateway.auth import OPEN_PATHS, Gate, is_operator, tenant_of
 from headrace.gateway.body import model_of, parse_body, read_body
 from headrace.gateway.call import Order
+from headrace.gateway.console import assets
+from headrace.gateway.console.routes import add_console
 from headrace.gateway.errors import UnavailableError
 from headrace.gateway.handler import Handler
+from headrace.gateway.idempotency import KEY_HEADER, key_of
 from headrace.gateway.keyring import Keyring
+from headrace.gateway.lasting import Lasting, Terms
 from headrace.gateway.link import Link
+from headrace.gateway.numbered_events import END_ID, LAST_EVENT_ID
 from headrace.gateway.pace import Pace
 from headrace.gateway.request_headers import request_id_of, timeout_of
+from headrace.gateway.response_routes import add_response_routes
+from headrace.shared import metrics
 from headrace.shared.errors import (
     BrokerError,
     CancelledRequestError,
@@ -66,14 +73,27 @@ def create_app(
     *,
     keyring: Keyring,
     tenant: str,
+    operators: Set[str] = frozenset(),
     max_body_bytes: int,
     pace: Pace,
+    lasting: Lasting | None = None,
 ) -> FastAPI:
-    """Return the ASGI application; `tenant` is whose the requests are while no key is needed."""
+    """Return the ASGI application; `tenant` is whose the requests are while no key is needed.
+
+    `operators`: tenants whose keys also see where the workers run.
+    """
     app = FastAPI(title="headrace", openapi_url=None)
     started = int(time.time())
+    lasting = lasting or Lasting(link, handler, Terms())
     _handle_errors(app)
-    app.add_middleware(Gate, keyring=keyring, tenant=tenant)
+    page = assets.load()
+    app.add_middleware(
+        Gate,
+        keyring=keyring,
+        tenant=tenant,
+        operators=operators,
+        open_paths=OPEN_PATHS | page.keys(),
+    )
 
     async def body_of(request: Request) -> bytes:
         return await read_body(
@@ -99,7 +119,8 @@ def create_app(
                 timeout_s=timeout_of(request.headers) or fields.timeout_s,
                 traceparent=valid_traceparent(request.headers.get(TRACEPARENT)),
             )
-            return CallResponse(await handler.open(order), handler)
+            key = key_of(request.headers.getlist(KEY_HEADER))
+            return await lasting.creations.create(order, key)
         except ClientDisconnect:
             return _refused(CancelledRequestError("the client disconnected"), request_id)
         except RequestError as error:
@@ -136,13 +157,7 @@ def create_app(
     for path, question in ASKS.items():
         app.post(path)(_bound(ask, question))
 
-    @app.get("/v1/responses/{response_id}")
-    @app.delete("/v1/responses/{response_id}")
-    @app.post("/v1/responses/{response_id}/cancel")
-    async def stored_response(response_id: str) -> Response:
-        raise HTTPException(
-            404, f"Response with id '{response_id}' not found: responses are not stored here."
-        )
+    add_response_routes(app, lasting.responses, lasting.readings, handler, pace=pace)
 
     @app.get("/v1/models")
     async def list_models() -> Response:
@@ -177,9 +192,9 @@ def create_app(
         return _json(report, 200 if is_ready else 503)
 
     @app.get("/workers")
-    async def list_workers() -> Response:
+    async def list_workers(request: Request) -> Response:
         try:
-            return _json(models.worker_list(link.workers))
+            return _json(models.worker_list(link.workers, is_operator(request)))
         except BrokerError as error:
             return error_response(UnavailableError(str(error)), uuid.uuid4().hex)
 
@@ -190,6 +205,13 @@ def create_app(
             raise HTTPException(404, f"The request `{request_id}` is not among the recent ones.")
         return _json(record)
 
+    @app.get("/requests/{request_id}/events")
+    async def request_events(request: Request, request_id: str) -> Response:
+        after = request.headers.get(LAST_EVENT_ID)
+        if after == END_ID:
+            return Response(status_code=204)  # which tells a browser not to come again
+        return await lasting.readings.events(tenant_of(request), request_id, after)
+
     @app.post("/requests/{request_id}/cancel")
     async def cancel_request(request: Request, request_id: str) -> Response:
         try:
@@ -198,6 +220,15 @@ def create_app(
             return _refused(error, request_id)
         answer = {"id": request_id, "status": status}
         return _json(answer, 202 if status == "cancelling" else 200)
+
+    add_console(
+        app,
+        link,
+        handler,
+        version=headrace_version(),
+        needs_key=lambda: keyring.is_on,
+        files=page,
+    )
 
     @app.get("/version")
     async def show_version() -> Response:
@@ -228,6 +259,14 @@ def _handle_errors(app: FastAPI) -> None:
     async def http_error(request: Request, error: HTTPException) -> Response:
         return _failed(error.status_code, error.detail, dict(error.headers or {}))
 
+    @app.exception_handler(RequestError)
+    async def request_error(request: Request, error: RequestError) -> Response:
+        return error_response(error, request_id_of(request.headers)[0])
+
+    @app.exception_handler(BrokerError)
+    async def broker_error(request: Request, error: BrokerError) -> Response:
+        return error_response(UnavailableError(str(error)), request_id_of(request.headers)[0])
+
     @app.exception_handler(Exception)
     async def unexpected_error(request: Request, error: Exception) -> Response:
         return _failed(500, "Internal server error", {})  # the server logs it, with the traceback
@@ -240,6 +279,7 @@ def _failed(http_status: int, message: str, headers: dict[str, str]) -> Response
 
 
 def _refused(error: RequestError, request_id: str) -> Response:
+    metrics.HTTP_REFUSED.labels(error.http_status, error.code).inc()
     logger.info(
         "request %s refused: %s, HTTP %d",
         request_id,

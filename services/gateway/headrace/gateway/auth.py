@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Set
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -25,11 +26,24 @@ class Gate:
     It stands before the routes: without a key, nobody learns even which paths there are.
     """
 
-    def __init__(self, app: ASGIApp, *, keyring: Keyring, tenant: str) -> None:
-        """`tenant` is whose the requests are while no key is needed."""
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        keyring: Keyring,
+        tenant: str,
+        operators: Set[str] = frozenset(),
+        open_paths: Set[str] = OPEN_PATHS,
+    ) -> None:
+        """`tenant` is whose the requests are while no key is needed; then everybody is an operator.
+
+        `operators`: tenants that may know where the workers run. `open_paths` need no key.
+        """
         self._app = app
         self._keyring = keyring
         self._tenant = tenant
+        self._operators = operators
+        self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on with its tenant, or answer 401."""
@@ -37,7 +51,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
         tenant = self._tenant
-        if self._keyring.is_on and scope["path"] not in OPEN_PATHS:
+        if self._keyring.is_on and scope["path"] not in self._open_paths:
             headers = Headers(scope=scope)
             try:
                 tenant = self._tenant_of(headers)
@@ -47,7 +61,9 @@ class Gate:
                 response.headers["WWW-Authenticate"] = error.challenge
                 await response(scope, receive, send)
                 return
-        scope.setdefault("state", {})["tenant"] = tenant
+        state = scope.setdefault("state", {})
+        state["tenant"] = tenant
+        state["is_operator"] = not self._keyring.is_on or tenant in self._operators
         await self._app(scope, receive, send)
 
     def _tenant_of(self, headers: Headers) -> str:
@@ -66,3 +82,9 @@ def tenant_of(request: Request) -> str:
     """Return whose request it is, as the gate noted it."""
     tenant: str = request.state.tenant
     return tenant
+
+
+def is_operator(request: Request) -> bool:
+    """Return whether whoever asks may know where the workers run, as the gate noted it."""
+    found: bool = request.state.is_operator
+    return found

@@ -3,8 +3,13 @@
 RequestError
 ├── InvalidBodyError        400: the body is no JSON object that a request could be
 ├── UnauthorizedError       401: no API key, or one that is not good here
+├── NotFoundError           404: no such file or batch
 ├── BodyTimeoutError        408: the body did not arrive in time
 ├── DuplicateRequestError   409: the request ID was used before
+├── StateConflictError      409: what it is at the moment does not allow it
+├── InFlightError           409: the call with this key is not answered yet
+├── GoneError               410: this part of the answer is kept no longer
+├── KeyReusedError          422: the key was used for another call
 └── UnavailableError        503: try again after `retry_after_s`
 """
 
@@ -48,6 +53,57 @@ class BodyTimeoutError(RequestError):
     error_type = "Request Timeout"
 
 
+class NotFoundError(RequestError):
+    """This tenant has no such file or batch."""
+
+    code = "not_found"
+    http_status = 404
+    error_type = "NotFoundError"
+
+
+class StateConflictError(RequestError):
+    """What the file or batch is at the moment does not allow it; the message says what would."""
+
+    code = "state_conflict"
+    http_status = 409
+    error_type = "ConflictError"
+
+
+class ResponseNotFoundError(NotFoundError):
+    """This tenant has no such response; worded as OpenAI's API words it."""
+
+    error_type = "invalid_request_error"
+
+    def __init__(self, response_id: str) -> None:
+        super().__init__(f"Response with id '{response_id}' not found.", param="response_id")
+
+
+class InFlightError(RequestError):
+    """A call with the same idempotency key is under way; `retry_after_s` is when to try again, in seconds."""
+
+    code = "in_flight"
+    http_status = 409
+    error_type = "ConflictError"
+    retryable = True
+    retry_after_s = 1.0
+
+
+class GoneError(RequestError):
+    """This part of the answer was kept for a while, and is not any more; the message says what still is."""
+
+    code = "gone"
+    http_status = 410
+    error_type = "GoneError"
+
+
+class KeyReusedError(RequestError):
+    """The idempotency key was used for another call."""
+
+    code = "idempotency_key_reused"
+    http_status = 422
+    error_type = "UnprocessableEntityError"
+
+
 class DuplicateRequestError(RequestError):
     """The client's request ID was used before; another answer could be taken for this one."""
 
@@ -71,7 +127,7 @@ class UnavailableError(RequestError):
 
 def retry_after_of(error: RequestError) -> float | None:
     """Return when to try again, in seconds. None: no advice."""
-    if isinstance(error, QueueFullError | UnavailableError):
+    if isinstance(error, QueueFullError | UnavailableError | InFlightError):
         return error.retry_after_s
     return NO_WORKER_RETRY_AFTER_S if isinstance(error, NoWorkerError) else None
 

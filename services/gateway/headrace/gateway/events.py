@@ -14,6 +14,10 @@ DONE = b"data: [DONE]\n\n"
 class Events(Protocol):
     """The events of one answer, in order."""
 
+    def opening(self) -> bytes:
+        """Return the events that come before all messages."""
+        ...
+
     def chunk(self, chunk: Chunk) -> bytes:
         """Return the events of one message."""
         ...
@@ -34,6 +38,9 @@ def events_of(endpoint: Endpoint) -> Events:
 
 class DataEvents:
     """Chunks as data, then `[DONE]`."""
+
+    def opening(self) -> bytes:
+        return b""
 
     def chunk(self, chunk: Chunk) -> bytes:
         return b"".join(b"data: " + data + b"\n\n" for data in chunk.chunks)
@@ -68,6 +75,9 @@ class TypedEvents:
 
     def __init__(self) -> None:
         self._num_sent = 0
+
+    def opening(self) -> bytes:
+        return b""
 
     def chunk(self, chunk: Chunk) -> bytes:
         return b"".join(self._event(data) for data in chunk.chunks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Literal
 
 from headrace.gateway.call import Call, Order
@@ -14,10 +14,10 @@ from headrace.gateway.link import Link
 from headrace.gateway.models import resolve_model
 from headrace.gateway.pace import Pace
 from headrace.gateway.recent import Recent, Record
-from headrace.shared import subjects, wire
-from headrace.shared.answer import Answer
+from headrace.gateway.submitting import publish
+from headrace.shared import metrics, spans, subjects, wire
+from headrace.shared.answer import Answer, Replay
 from headrace.shared.cancels import Cancels
-from headrace.shared.deadlines import kept_s
 from headrace.shared.errors import (
     BadRequestError,
     BrokerError,
@@ -25,8 +25,7 @@ from headrace.shared.errors import (
     MalformedMessageError,
 )
 from headrace.shared.messages import Cancel, Status
-from headrace.shared.subjects import Lane
-from headrace.shared.submission import Submission
+from headrace.shared.tracing import OFF, Tracer
 
 if TYPE_CHECKING:
     from headrace.shared.broker import Received
@@ -45,12 +44,14 @@ class Handler:
         instance: str,
         deadline_s: float,
         pace: Pace,
+        tracer: Tracer = OFF,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._link = link
         self._instance = instance
         self._deadline_s = deadline_s
         self._pace = pace
+        self._tracer = tracer
         self._clock = clock
         self._farewell = Farewell(link, cancel_interval_s=pace.cancel_interval_s)
         self._calls: set[Call] = set()
@@ -81,6 +82,7 @@ class Handler:
             if self.recent.get(order.tenant, order.request_id) is not None:
                 raise _duplicate(order.request_id)
             call = self._new_call(order, model)
+            self.recent.add(call.record)
             try:
                 async with asyncio.timeout_at(call.wait_until):
                     await self._submit(call, order)
@@ -96,6 +98,54 @@ class Handler:
             raise UnavailableError(f"the request was not accepted: {error}") from error
         return call
 
+    async def resubmit(self, order: Order, *, accepted: float, deadline: float) -> None:
+        """Submit a request whose first submitter may have ended before it did; the ID keeps it one request.
+
+        Times are Unix seconds. Raises: RequestError when it is not accepted.
+        """
+        self.check_open()
+        try:
+            await publish(
+                self._link,
+                order,
+                model=resolve_model(self._link.workers, order.model),
+                accepted=accepted,
+                deadline=deadline,
+                traceparent=order.traceparent,
+                reader=None,
+                now=self._clock(),
+            )
+        except BrokerError as error:
+            raise UnavailableError(f"the request was not accepted: {error}") from error
+
+    async def attach(
+        self,
+        order: Order,
+        model: str,
+        *,
+        first_seq: int = 0,
+        given: Mapping[int, int] | None = None,
+    ) -> Call:
+        """Read the answer of a request that somebody has submitted; the caller must `close` the call.
+
+        `first_seq`, `given`: as `Answer` has them. Raises: UnavailableError.
+        """
+        call = self._new_call(order, model, first_seq=first_seq, given=given)
+        try:
+            await self._listen(call)
+        except BrokerError as error:
+            self._drop(call)
+            raise UnavailableError(f"the answer can't be read: {error}") from error
+        except BaseException:
+            self._drop(call)
+            raise
+        call.answer.reread()
+        return call
+
+    def leave(self, call: Call) -> None:
+        """Nobody waits for the answer here; the request goes on."""
+        self._forget(call)
+
     def close(
         self, call: Call, status: Status, http_status: int | None, reason: str | None = None
     ) -> None:
@@ -104,11 +154,31 @@ class Handler:
         record.status, record.http_status = status, http_status
         record.total_s = self._clock() - record.accepted
         self._drop(call)
-        if terminal is None:
-            self._farewell.see_off(call, reason or status)
-        else:
+        if terminal is not None:
             record.timings = terminal.timings
             self._farewell.leave(call)
+        elif call.outlives_client and not call.is_cancelled:
+            self._farewell.leave(call)
+            if self.recent.get(record.tenant, record.request_id) is record:
+                self.recent.discard(record)  # it runs on, and its end is not heard of here
+        else:
+            metrics.CANCELS_ASKED.labels("gateway").inc()
+            self._farewell.see_off(call, reason or status)
+        metrics.answered(record.endpoint, http_status, record.total_s, record.first_byte_s)
+        spans.answered(
+            self._tracer,
+            call.traceparent,
+            call.client_traceparent,
+            request_id=record.request_id,
+            model=record.model,
+            endpoint=record.endpoint,
+            stream=record.stream,
+            start=record.accepted,
+            end=record.accepted + record.total_s,
+            first_byte_s=record.first_byte_s,
+            http_status=http_status,
+            status=status,
+        )
         call.log_end(reason)
 
     async def cancel(self, tenant: str, request_id: str) -> Status | Literal["cancelling"]:
@@ -129,6 +199,7 @@ class Handler:
         except BrokerError as error:
             raise UnavailableError(f"the request was not cancelled: {error}") from error
         if record is None:
+            metrics.CANCELS_ASKED.labels("api").inc()
             return "cancelling"
         for call in [call for call in self._calls if call.record is record]:
             call.cancel(CANCELLED)
@@ -153,7 +224,14 @@ class Handler:
         """End what is left to do for the calls that were closed."""
         await self._farewell.aclose()
 
-    def _new_call(self, order: Order, model: str) -> Call:
+    def _new_call(
+        self,
+        order: Order,
+        model: str,
+        *,
+        first_seq: int = 0,
+        given: Mapping[int, int] | None = None,
+    ) -> Call:
         record = Record(
             request_id=order.request_id,
             tenant=order.tenant,
@@ -164,16 +242,20 @@ class Handler:
         )
         answer = Answer(
             subjects.out(order.tenant, order.request_id),
-            replay=self._replay,
+            replay=self._replay_of(order),
             spawn=self._farewell.spawn,
             pace=self._pace,
+            first_seq=first_seq,
+            given=given,
         )
         grace_s = self._pace.grace_s
         deadline = asyncio.get_running_loop().time() + self._timeout_s(order)
         call = Call(
             record, answer, wait_until=deadline + grace_s, send_until=deadline + 2 * grace_s
         )
-        self.recent.add(record)
+        call.client_traceparent = order.traceparent
+        call.traceparent = self._tracer.begin(order.traceparent)
+        call.outlives_client = order.outlives_client
         self._calls.add(call)
         self.cancels.watch(order.tenant, order.request_id, call.cancel)
         self._idle.clear()
@@ -186,34 +268,19 @@ class Handler:
         """Listen for the answer, then publish the request; so none of it is missed."""
         broker, record = self._link.broker, call.record
 
-        def receive(received: Received) -> None:
-            if record.first_byte_s is None:
-                record.first_byte_s = self._clock() - record.accepted
-            call.answer.receive(received)
-
-        call.subscription = await broker.subscribe(call.answer.subject, receive)
+        await self._listen(call)
         if order.is_own_id and await broker.replay(call.answer.subject):
             raise _duplicate(order.request_id)
-        submission = Submission(
-            request_id=record.request_id,
-            tenant=record.tenant,
-            slug=subjects.model_slug(record.model),
-            lane=Lane.RT,
-            endpoint=order.endpoint,
-            deadline=record.accepted + self._timeout_s(order),
-            accepted=record.accepted,
-            body=order.body,
-            traceparent=order.traceparent,
-            is_own_id=order.is_own_id,
-            reader=self._instance,
-        )
         try:
-            is_new = await broker.publish_durable(
-                submission.subject,
-                submission.body,
-                message_id=submission.message_id,
-                headers=submission.to_headers(),
-                kept_s=kept_s(submission.lane, submission.deadline, self._clock()),
+            is_new = await publish(
+                self._link,
+                order,
+                model=record.model,
+                accepted=record.accepted,
+                deadline=record.accepted + self._timeout_s(order),
+                traceparent=call.traceparent,
+                reader=self._instance,
+                now=self._clock(),
             )
         except (BrokerError, asyncio.CancelledError):
             self._farewell.cancel(call, "not accepted")  # it may be in the queue all the same
@@ -221,8 +288,30 @@ class Handler:
         if order.is_own_id and not is_new:
             raise _duplicate(order.request_id)
 
+    async def _listen(self, call: Call) -> None:
+        record = call.record
+
+        def receive(received: Received) -> None:
+            if record.first_byte_s is None:
+                record.first_byte_s = self._clock() - record.accepted
+            call.answer.receive(received)
+
+        call.subscription = await self._link.broker.subscribe(call.answer.subject, receive)
+
     async def _replay(self, subject: str) -> list[Received]:
         return await self._link.broker.replay(subject)
+
+    def _replay_of(self, order: Order) -> Replay:
+        """Return what reads a kept answer: its end outlives the rest of it, and the broker."""
+        if not order.outlives_client:
+            return self._replay
+
+        async def replay(subject: str) -> list[Received]:
+            found = await self._replay(subject)
+            end = await self._link.broker.last(subjects.res(order.tenant, order.request_id))
+            return found if end is None else [*found, end]
+
+        return replay
 
     def _forget(self, call: Call) -> None:
         self.recent.discard(call.record)

@@ -117,6 +117,12 @@ class Keyring:
         self._trouble = trouble
 
 
+def operators_of(settings: GatewaySettings) -> frozenset[str]:
+    """Return the tenants that may know where the workers run."""
+    names = (name.strip() for name in settings.operators.split(","))
+    return frozenset(name for name in names if name)
+
+
 def _stamp(file: Path) -> Stamp:
     """Return what changes with a file's content. Raises: SettingsError when there is no file."""
     try:

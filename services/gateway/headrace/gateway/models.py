@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from headrace.gateway.errors import UnavailableError
@@ -13,6 +14,8 @@ from headrace.shared.subjects import Role
 REQUIRED = (Role.RENDER, Role.DECODE, Role.DERENDER)
 OPTIONAL = (Role.PREFILL,)  # without one, decode computes the prompts itself
 RETRY_AFTER_S = 5.0
+WHERE_FIELDS = frozenset({"process", "kv_host"})
+"""Fields of a heartbeat that say where a worker runs."""
 
 
 class Workers(Protocol):
@@ -76,16 +79,19 @@ def model_card(workers: Workers, name: str, created: int) -> dict[str, Any]:
     return _card(name, _beats_of(name, _some_models(workers)), created)
 
 
-def worker_list(workers: Workers) -> dict[str, Any]:
+def worker_list(workers: Workers, is_operator: bool) -> dict[str, Any]:
     """Return the body of `GET /workers`: the last heartbeat of every live worker of the pipeline."""
     beats = [beat for beats in served_models(workers).values() for beat in beats]
-    return {
-        "object": "list",
-        "data": [
-            {name: getattr(beat, name) for name in beat.__struct_fields__}
-            for beat in sorted(beats, key=lambda beat: (beat.model, beat.role, beat.instance))
-        ],
-    }
+    return {"object": "list", "data": shown_workers(beats, is_operator)}
+
+
+def shown_workers(beats: Iterable[Heartbeat], is_operator: bool) -> list[dict[str, Any]]:
+    """Return heartbeats as they are shown: where each process runs is for operators."""
+    hidden = frozenset() if is_operator else WHERE_FIELDS
+    return [
+        {name: getattr(beat, name) for name in beat.__struct_fields__ if name not in hidden}
+        for beat in sorted(beats, key=lambda beat: (beat.model, beat.role, beat.instance))
+    ]
 
 
 def _card(name: str, beats: list[Heartbeat], created: int) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from itertools import islice
 from typing import Literal
 
 import msgspec
@@ -40,7 +41,7 @@ class Record(msgspec.Struct, kw_only=True):
 
 
 class Recent:
-    """The last `capacity` records; the oldest goes first."""
+    """The last `capacity` records; of those that have ended the oldest goes first. What runs stays."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._capacity = capacity
@@ -49,12 +50,19 @@ class Recent:
     def add(self, record: Record) -> None:
         """Keep a new record."""
         self._records[record.tenant, record.request_id] = record
-        while len(self._records) > self._capacity:
-            self._records.popitem(last=False)
+        if len(self._records) > self._capacity:
+            ended = (key for key, kept in self._records.items() if kept.status != "running")
+            if (oldest := next(ended, None)) is not None:
+                del self._records[oldest]
 
     def discard(self, record: Record) -> None:
         """Forget a record whose request was not accepted after all."""
         self._records.pop((record.tenant, record.request_id), None)
+
+    def last(self, tenant: str, num: int) -> list[Record]:
+        """Return the last `num` records of a tenant, newest first."""
+        own = (record for record in reversed(self._records.values()) if record.tenant == tenant)
+        return list(islice(own, num))
 
     def get(self, tenant: str, request_id: str) -> Record | None:
         """Return the record of a tenant's request. None: unknown, another tenant's, or too long ago."""

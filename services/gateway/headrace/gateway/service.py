@@ -7,21 +7,35 @@ import contextlib
 import logging
 import socket
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Literal
 
 import uvicorn
 
+from headrace.gateway import queue_gauges
 from headrace.gateway.app import create_app
 from headrace.gateway.ask import Asker
+from headrace.gateway.batches import Batches
+from headrace.gateway.batches_once import BatchesOnce
+from headrace.gateway.files import Files
+from headrace.gateway.files_routes import add_routes
+from headrace.gateway.files_sweep import Sweeper
 from headrace.gateway.goodbye import Goodbye
 from headrace.gateway.handler import Handler
 from headrace.gateway.http_limits import limited
-from headrace.gateway.keyring import Keyring
+from headrace.gateway.keyring import Keyring, operators_of
+from headrace.gateway.lasting import Lasting, Terms
 from headrace.gateway.link import Link
 from headrace.gateway.pace import Pace
+from headrace.gateway.starts import Starts
+from headrace.gateway.webhook_endpoints import WebhookEndpoints
+from headrace.gateway.webhook_routes import add_webhook_endpoints
+from headrace.shared import tracing
 from headrace.shared.broker import Broker
 from headrace.shared.errors import BrokerError, SettingsError
+from headrace.shared.exposition import exposed
+from headrace.shared.file_store import store_of
+from headrace.shared.log_level import following
 from headrace.shared.messages import Heartbeat
 from headrace.shared.pulse import answering_pings
 from headrace.shared.settings import Settings
@@ -64,7 +78,9 @@ async def run(settings: Settings, *, engine: str, stop: asyncio.Event) -> None:
     difference here: the gateway has none.
     Raises: SettingsError when the address cannot be listened on.
     """
-    await Gateway(settings, instance=f"gateway-{uuid.uuid4().hex[:8]}").run(stop)
+    gateway = Gateway(settings, instance=f"gateway-{uuid.uuid4().hex[:8]}")
+    async with exposed(settings.metrics, gateway.heartbeat):
+        await gateway.run(stop)
 
 
 class Gateway:
@@ -80,12 +96,23 @@ class Gateway:
         self._beacon: Beacon | None = None
         self._state: Literal["ready", "draining", "stopped"] = "ready"
         self._closing = asyncio.Event()
+        self._tracer = tracing.start(Role.GATEWAY, instance)
         self._handler = Handler(
             self._link,
             instance=instance,
             deadline_s=settings.gateway.deadline_s,
             pace=self._pace,
+            tracer=self._tracer,
         )
+        self._lasting = Lasting(self._link, self._handler, Terms.of(settings))
+        self._starts = Starts(self._lasting.responses)
+        self._files = Files(
+            self._link,
+            max_bytes=settings.gateway.max_file_bytes,
+            pace=self._pace,
+            store_of=store_of(settings.files),
+        )
+        self._batches = Batches(self._link, self._files)
 
     async def run(
         self, stop: asyncio.Event, *, on_listening: Callable[[int], None] | None = None
@@ -112,8 +139,11 @@ class Gateway:
         try:
             await asyncio.wait({serving, joined, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if stop.is_set():
-                await self._drain()
-            elif joined.done():
+                draining = asyncio.create_task(self._drain())
+                await asyncio.wait({draining, joined}, return_when=asyncio.FIRST_COMPLETED)
+                draining.cancel()
+                await asyncio.gather(draining, return_exceptions=True)
+            if joined.done():
                 await self._handler.drain(0)  # no answer will come
         finally:
             server.should_exit = True
@@ -126,6 +156,7 @@ class Gateway:
             await asyncio.gather(joined, return_exceptions=True)
             stopping.cancel()
             watching.cancel()
+            await self._tracer.close()
         serving.result()
         if not is_waiting_for_the_broker:
             joined.result()
@@ -145,22 +176,39 @@ class Gateway:
             await self._handler.cancels.start(broker)
             broker.on_reconnect(self._on_reconnect)
             self._link.open(broker, workers)
-            self._beacon = Beacon(broker, self._heartbeat)
+            await self._starts.listen(broker)
+            self._beacon = Beacon(broker, self.heartbeat)
             await self._beacon.start()
             logger.info("gateway is ready", extra={"action": "worker_ready"})
+            sweeper = Sweeper(self._files, self._batches, pace=self._pace)
+            sweeping = asyncio.create_task(sweeper.run())
             try:
                 async with (
                     answering_pings(broker, self._instance),
                     ended_by(broker.closed_for_good()),
+                    self._watching_queues(broker),
+                    following(broker, Role.GATEWAY),
                 ):
                     await self._closing.wait()
                 self._state = "stopped"
                 await self._beat()
             finally:
+                sweeping.cancel()
+                await asyncio.gather(sweeping, return_exceptions=True)
+                await self._starts.aclose()
                 await self._beacon.stop()
                 await workers.stop()
         finally:
             await broker.close()
+
+    @contextlib.asynccontextmanager
+    async def _watching_queues(self, broker: Broker) -> AsyncIterator[None]:
+        """Keep the queues' metrics, where somebody may look at them."""
+        if not self._settings.metrics.port:
+            yield
+            return
+        async with ended_by(queue_gauges.watch(broker)):
+            yield
 
     async def _beat(self) -> None:
         """Tell a change of state at once, if there is anybody to tell."""
@@ -171,7 +219,8 @@ class Gateway:
     async def _on_reconnect(self) -> None:
         self._handler.reread_all()
 
-    def _heartbeat(self) -> Heartbeat:
+    def heartbeat(self) -> Heartbeat:
+        """Return what this gateway is right now."""
         return Heartbeat(
             role=Role.GATEWAY,
             instance=self._instance,
@@ -191,9 +240,20 @@ class Gateway:
             asker,
             keyring=self._keyring,
             tenant=gateway.tenant,
+            operators=operators_of(gateway),
             max_body_bytes=gateway.max_body_bytes,
             pace=self._pace,
+            lasting=self._lasting,
         )
+        add_routes(
+            app,
+            self._handler,
+            self._files,
+            self._batches,
+            once=BatchesOnce(self._lasting.idempotency, self._batches),
+            pace=self._pace,
+        )
+        add_webhook_endpoints(app, WebhookEndpoints(self._link, self._settings.webhooks))
         config = uvicorn.Config(
             Goodbye(app, lambda: self._handler.is_draining),
             http=limited(gateway.max_connections),

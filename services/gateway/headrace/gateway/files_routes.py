@@ -1,0 +1,214 @@
+"""The HTTP routes of files and batches."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+
+import msgspec
+from fastapi import FastAPI, Request
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from headrace.gateway.answering import JSON, error_response
+from headrace.gateway.auth import tenant_of
+from headrace.gateway.batches import MAX_LIST as MAX_BATCHES
+from headrace.gateway.batches import Batches
+from headrace.gateway.batches_once import BatchesOnce
+from headrace.gateway.batches_order import BatchOrder, fields_of, order_of
+from headrace.gateway.batches_view import batch_object, file_object, list_object
+from headrace.gateway.body import read_body
+from headrace.gateway.errors import NotFoundError
+from headrace.gateway.files import MAX_LIST as MAX_FILES
+from headrace.gateway.files import Files
+from headrace.gateway.files_content import ContentResponse
+from headrace.gateway.handler import Handler
+from headrace.gateway.idempotency import KEY_HEADER, REPLAYED_HEADER, fingerprint, key_of
+from headrace.gateway.pace import Pace
+from headrace.shared.batches import BatchRecord
+from headrace.shared.errors import (
+    BadRequestError,
+    CancelledRequestError,
+    FileGoneError,
+    RequestError,
+)
+
+MAX_ORDER_BYTES = 256 * 2**10
+DEFAULT_BATCHES = 20
+
+
+def add_routes(
+    app: FastAPI,
+    handler: Handler,
+    files: Files,
+    batches: Batches,
+    *,
+    once: BatchesOnce,
+    pace: Pace,
+) -> None:
+    """Add `/v1/files` and `/v1/batches`; `handler` says whether anything new is taken."""
+
+    async def body_of(request: Request) -> bytes:
+        handler.check_open()
+        return await read_body(
+            request.stream(),
+            request.headers.get("content-length"),
+            max_bytes=MAX_ORDER_BYTES,
+            timeout_s=pace.body_timeout_s,
+        )
+
+    async def made(
+        request: Request, body: bytes, make: Callable[[str | None], Awaitable[BatchRecord]]
+    ) -> Response:
+        key = key_of(request.headers.getlist(KEY_HEADER))
+        if key is None:
+            return _json(batch_object(await make(None)))
+        mark = fingerprint(request.url.path, body)
+        batch, is_new = await once.make(tenant_of(request), key, mark, make)
+        response = _json(batch_object(batch))
+        if not is_new:
+            response.headers[REPLAYED_HEADER] = "true"
+        return response
+
+    @app.post("/v1/files")
+    async def upload_file(request: Request) -> Response:
+        async def upload() -> Response:
+            handler.check_open()
+            file = await files.upload(tenant_of(request), request.stream(), request.headers)
+            return _json(file_object(file))
+
+        return await _answered(upload)
+
+    @app.get("/v1/files")
+    async def list_files(request: Request) -> Response:
+        async def listed() -> Response:
+            query = request.query_params
+            page = await files.list(
+                tenant_of(request),
+                after=query.get("after"),
+                limit=_limit(query, MAX_FILES, MAX_FILES),
+                newest_first=_is_descending(query),
+                purpose=query.get("purpose"),
+            )
+            return _json(list_object(page, file_object))
+
+        return await _answered(listed)
+
+    @app.get("/v1/files/{file_id}")
+    async def retrieve_file(request: Request, file_id: str) -> Response:
+        async def found() -> Response:
+            return _json(file_object(await files.get(tenant_of(request), file_id)))
+
+        return await _answered(found)
+
+    @app.delete("/v1/files/{file_id}")
+    async def delete_file(request: Request, file_id: str) -> Response:
+        async def deleted() -> Response:
+            await files.delete(tenant_of(request), file_id)
+            return _json({"id": file_id, "object": "file", "deleted": True})
+
+        return await _answered(deleted)
+
+    @app.get("/v1/files/{file_id}/content")
+    async def file_content(request: Request, file_id: str) -> Response:
+        async def content() -> Response:
+            tenant = tenant_of(request)
+            file = await files.get(tenant, file_id)
+            response = ContentResponse(files.store, tenant, file, request.headers.get("range"))
+            await response.begin()
+            return response
+
+        return await _answered(content)
+
+    @app.post("/v1/batches")
+    async def create_batch(request: Request) -> Response:
+        async def created() -> Response:
+            body = await body_of(request)
+            order = order_of(fields_of(body))
+
+            async def make(batch_id: str | None) -> BatchRecord:
+                return await batches.create(tenant_of(request), order, batch_id=batch_id)
+
+            return await made(request, body, make)
+
+        return await _answered(created)
+
+    @app.get("/v1/batches")
+    async def list_batches(request: Request) -> Response:
+        async def listed() -> Response:
+            query = request.query_params
+            page = await batches.list(
+                tenant_of(request),
+                after=query.get("after"),
+                limit=_limit(query, DEFAULT_BATCHES, MAX_BATCHES),
+            )
+            return _json(list_object(page, batch_object))
+
+        return await _answered(listed)
+
+    @app.get("/v1/batches/{batch_id}")
+    async def retrieve_batch(request: Request, batch_id: str) -> Response:
+        async def found() -> Response:
+            return _json(batch_object(await batches.get(tenant_of(request), batch_id)))
+
+        return await _answered(found)
+
+    @app.post("/v1/batches/{batch_id}/cancel")
+    async def cancel_batch(request: Request, batch_id: str) -> Response:
+        async def cancelled() -> Response:
+            return _json(batch_object(await batches.cancel(tenant_of(request), batch_id)))
+
+        return await _answered(cancelled)
+
+    @app.post("/v1/batches/{batch_id}/retry")
+    async def retry_batch(request: Request, batch_id: str) -> Response:
+        async def retried() -> Response:
+            body = await body_of(request)
+            changed = fields_of(body)
+
+            def order(batch: BatchRecord, input_file_id: str) -> BatchOrder:
+                own = {
+                    "endpoint": batch.endpoint,
+                    "completion_window": batch.completion_window,
+                    "metadata": batch.metadata,
+                }
+                return order_of({**own, **changed, "input_file_id": input_file_id})
+
+            async def make(retry_id: str | None) -> BatchRecord:
+                return await batches.retry(tenant_of(request), batch_id, order, retry_id=retry_id)
+
+            return await made(request, body, make)
+
+        return await _answered(retried)
+
+
+async def _answered(call: Callable[[], Awaitable[Response]]) -> Response:
+    try:
+        return await call()
+    except ClientDisconnect:
+        error: RequestError = CancelledRequestError("the client disconnected")
+    except FileGoneError as gone:
+        error = NotFoundError(str(gone))
+    return error_response(error, uuid.uuid4().hex)
+
+
+def _limit(query: Mapping[str, str], default: int, most: int) -> int:
+    text = query.get("limit")
+    if text is None:
+        return default
+    if not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= most:
+        raise BadRequestError(f"limit must be 1 to {most:,}, got {text[:64]!r}", param="limit")
+    return int(text)
+
+
+def _is_descending(query: Mapping[str, str]) -> bool:
+    order = query.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise BadRequestError(f"order must be asc or desc, got {order[:64]!r}", param="order")
+    return order == "desc"
+
+
+def _json(value: object) -> Response:
+    return Response(
+        msgspec.json.encode(value), media_type=JSON, headers={"Cache-Control": "no-cache"}
+    )

@@ -1,0 +1,171 @@
+"""`/v1/webhook_endpoints`, in the shapes of OpenAI's API; `…/deliveries` is headrace's own."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import FastAPI, Request
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from headrace.gateway.answering import JSON, error_response
+from headrace.gateway.auth import tenant_of
+from headrace.gateway.body import read_body
+from headrace.gateway.errors import UnavailableError
+from headrace.gateway.webhook_endpoints import Change, WebhookEndpoints
+from headrace.shared.errors import (
+    BadRequestError,
+    BrokerError,
+    CancelledRequestError,
+    RequestError,
+)
+from headrace.shared.webhooks.endpoints import Endpoint, Sending
+
+ROOT = "/v1/webhook_endpoints"
+MAX_BODY_BYTES = 64 * 2**10
+BODY_TIMEOUT_S = 30.0
+MAX_LIST = 100
+
+S = TypeVar("S")
+
+
+class _Rotation(msgspec.Struct):
+    keep_old_secret_active_for_24_hours: bool = False
+
+
+class _Test(msgspec.Struct):
+    event_type: str
+
+
+def add_webhook_endpoints(app: FastAPI, endpoints: WebhookEndpoints) -> None:
+    """Add the routes."""
+
+    @app.post(ROOT)
+    @_answered
+    async def create(request: Request) -> Any:
+        made = await endpoints.create(tenant_of(request), await _read(request, Change))
+        return _shown(made) | {"signing_secret": made.secret}
+
+    @app.get(ROOT)
+    @_answered
+    async def show_all(request: Request) -> Any:
+        after, limit = request.query_params.get("after"), _limit(request)
+        page = await endpoints.list(tenant_of(request), after=after, limit=limit)
+        data = [_shown(record.value) for record in page.records]
+        ids = [entry["id"] for entry in data] or [None]
+        return {
+            "object": "list",
+            "data": data,
+            "first_id": ids[0],
+            "last_id": ids[-1],
+            "has_more": page.has_more,
+        }
+
+    @app.get(f"{ROOT}/{{endpoint_id}}")
+    @_answered
+    async def show(request: Request) -> Any:
+        return _shown(await endpoints.get(tenant_of(request), _id(request)))
+
+    @app.post(f"{ROOT}/{{endpoint_id}}")
+    @_answered
+    async def update(request: Request) -> Any:
+        wanted = await _read(request, Change)
+        return _shown(await endpoints.update(tenant_of(request), _id(request), wanted))
+
+    @app.delete(f"{ROOT}/{{endpoint_id}}")
+    @_answered
+    async def delete(request: Request) -> Any:
+        await endpoints.delete(tenant_of(request), _id(request))
+        return {"id": _id(request), "object": "webhook_endpoint.deleted", "deleted": True}
+
+    @app.post(f"{ROOT}/{{endpoint_id}}/rotate_secret")
+    @_answered
+    async def rotate_secret(request: Request) -> Any:
+        wanted = await _read(request, _Rotation)
+        keep_old = wanted.keep_old_secret_active_for_24_hours
+        made = await endpoints.rotate_secret(tenant_of(request), _id(request), keep_old=keep_old)
+        return _shown(made) | {"signing_secret": made.secret}
+
+    @app.post(f"{ROOT}/{{endpoint_id}}/test")
+    @_answered
+    async def test(request: Request) -> Any:
+        wanted = await _read(request, _Test)
+        attempt = await endpoints.test(tenant_of(request), _id(request), wanted.event_type)
+        return {
+            "object": "webhook_endpoint.test",
+            "webhook_endpoint_id": _id(request),
+            "event_type": wanted.event_type,
+            "status_code": attempt.status_code,
+            "success": True,
+        }
+
+    @app.get(f"{ROOT}/{{endpoint_id}}/deliveries")
+    @_answered
+    async def deliveries(request: Request) -> Any:
+        found = await endpoints.sendings(tenant_of(request), _id(request))
+        return {"object": "list", "data": [_sent(sending) for sending in found]}
+
+
+def _answered(route: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Any]]:
+    """Turn what a route returns or raises into a response."""
+
+    async def answered(request: Request) -> Response:
+        request_id = uuid.uuid4().hex
+        try:
+            return Response(msgspec.json.encode(await route(request)), media_type=JSON)
+        except ClientDisconnect:
+            return error_response(CancelledRequestError("the client disconnected"), request_id)
+        except BrokerError as error:
+            return error_response(UnavailableError(str(error)), request_id)
+        except RequestError as error:
+            return error_response(error, request_id)
+
+    return answered
+
+
+async def _read(request: Request, kind: type[S]) -> S:
+    """Return the JSON body. Raises: RequestError."""
+    body = await read_body(
+        request.stream(),
+        request.headers.get("content-length"),
+        max_bytes=MAX_BODY_BYTES,
+        timeout_s=BODY_TIMEOUT_S,
+    )
+    try:
+        return msgspec.json.decode(body or b"{}", type=kind)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadRequestError(f"the body is not what it should be: {error}") from None
+
+
+def _id(request: Request) -> str:
+    found: str = request.path_params["endpoint_id"]
+    return found
+
+
+def _limit(request: Request) -> int:
+    text = request.query_params.get("limit", "20")
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_LIST:
+        raise BadRequestError(f"limit must be 1 to {MAX_LIST}, got {text[:32]!r}", param="limit")
+    return int(text)
+
+
+def _shown(endpoint: Endpoint) -> dict[str, Any]:
+    """The secret itself is shown where it is made, and nowhere else."""
+    return {
+        "id": endpoint.id,
+        "object": "webhook_endpoint",
+        "created_at": endpoint.created_at,
+        "updated_at": endpoint.updated_at,
+        "name": endpoint.name,
+        "url": endpoint.url,
+        "event_types": endpoint.event_types,
+        "signing_secret_hint": f"whsec_…{endpoint.secret[-4:]}",
+        "disabled": endpoint.disabled,
+    }
+
+
+def _sent(sending: Sending) -> dict[str, Any]:
+    return {"object": "webhook_delivery"} | msgspec.structs.asdict(sending)
