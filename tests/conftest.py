@@ -1,4 +1,4 @@
-"""Fixtures that need a real broker."""
+"""Fixtures that need a real broker, and what holds for every test."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator, Iterator
 
+import hypothesis
 import pytest
 import pytest_asyncio
 
 from headrace.shared.broker import Broker
 from headrace.shared.nats_server import NatsServer
 from headrace.shared.settings import BrokerSettings
+
+# Its deadline is wall-clock time: on a machine with other work a right test would fail.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from headrace.shared.nats_server import NatsServer
 from headrace.shared.settings import BrokerSettings
 
 TIMEOUT_S = 30.0
-LOGGER = "headrace.shared.broker.connection"
+LOGGER = "headrace.shared.broker"
 
 
 class Unreachable(logging.Handler):

@@ -9,6 +9,7 @@ import asyncio
 import os
 import select
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -437,3 +438,34 @@ def test_nothing_outlives_a_supervisor_that_was_killed(
         assert all(has_ended(pid) for pid in {*pids, *workers})
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (subprocess.SubprocessError("Exception occurred in preexec_fn."), "could not be started"),
+        (ValueError("embedded null byte"), "is not kept any more"),
+    ],
+)
+async def test_a_worker_that_can_not_be_started_ends_the_stack_and_the_others_drain(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
+) -> None:
+    start = Process.start.__func__  # type: ignore[attr-defined]
+
+    async def failing(
+        cls: type[Process], command: list[str], env: Any, log: Path, guard: Guard
+    ) -> Process:
+        if log.name.startswith("decode"):
+            raise error
+        process: Process = await start(cls, command, env, log, guard)
+        return process
+
+    monkeypatch.setattr(Process, "start", classmethod(failing))
+    supervisor = stack.supervisor(stack.worker("render"), stack.worker("decode"))
+    supervisor.start()
+    assert (await stack.reports.next())[0] == "render-0"
+    async with asyncio.timeout(TIMEOUT_S):
+        with pytest.raises(StackError, match=f"decode-0 {message}"):
+            await supervisor.wait_ready(TIMEOUT_S)
+        assert not await supervisor.drain()
+    assert not supervisor.processes()

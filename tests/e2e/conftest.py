@@ -19,7 +19,7 @@ import openai
 import pytest
 from transformers import AutoTokenizer
 
-from headrace.cli import demo_model
+from headrace.cli.demo import model as demo_model
 from headrace.shared import settings as settings_module
 from headrace.shared.broker import Broker
 from headrace.shared.workers import WorkerTable

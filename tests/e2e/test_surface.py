@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -128,9 +129,52 @@ def test_a_response_streams_what_it_answers_whole(stack: Stack, whole: dict[str,
     assert text == final.output_text == whole["choices"][0]["message"]["content"]
 
 
+def test_a_background_response_is_what_a_chat_answers(stack: Stack, whole: dict[str, Any]) -> None:
+    client, text = client_of(stack), whole["choices"][0]["message"]["content"]
+    asked: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_output_tokens": 20}
+    first = client.responses.create(input=QUESTION, background=True, **asked)
+    assert first.status == "queued"
+    done = until_ended(client, first.id)
+    assert (done.id, done.status, done.output_text) == (first.id, "completed", text)
+
+    events = []
+    with client.responses.create(input=QUESTION, background=True, stream=True, **asked) as cut:
+        for event in cut:
+            events.append(event)
+            if event.type == "response.output_text.delta":
+                break
+    response_id = events[0].response.id
+    behind = events[-1].sequence_number
+    events += client.responses.retrieve(response_id, stream=True, starting_after=behind)
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == text
+    assert client.responses.retrieve(response_id).output_text == text
+
+    second = client.responses.create(input="Why?", previous_response_id=first.id, **asked)
+    conversation = [
+        *CHAT["messages"],
+        {"role": "assistant", "content": text},
+        {"role": "user", "content": "Why?"},
+    ]
+    chat = post(stack, "/v1/chat/completions", CHAT | {"messages": conversation})
+    assert second.output_text == chat["choices"][0]["message"]["content"]
+    assert second.usage is not None
+    assert second.usage.input_tokens == chat["usage"]["prompt_tokens"]
+
+
+def until_ended(client: openai.OpenAI, response_id: str) -> Any:
+    """Poll as a client does."""
+    give_up = time.monotonic() + 120
+    while (response := client.responses.retrieve(response_id)).status in ("queued", "in_progress"):
+        assert time.monotonic() < give_up
+    return response
+
+
 def test_the_sdk_gets_the_reason_why_a_response_is_refused(stack: Stack) -> None:
-    with pytest.raises(openai.BadRequestError, match="background is not supported") as caught:
-        client_of(stack).responses.create(model=MODEL, input="hi", background=True)
-    assert caught.value.param == "background"
-    with pytest.raises(openai.NotFoundError, match="not stored"):
-        client_of(stack).responses.retrieve("resp_1")
+    client = client_of(stack)
+    with pytest.raises(openai.BadRequestError, match="a background response is stored") as caught:
+        client.responses.create(model=MODEL, input="hi", background=True, store=False)
+    assert caught.value.param == "store"
+    with pytest.raises(openai.NotFoundError, match="'resp_1' not found"):
+        client.responses.retrieve("resp_1")

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from headrace.cli import demo_model
+from headrace.cli.demo import model as demo_model
 from headrace.shared import settings
 
 from . import recorded, report

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.cli import demo_model
+from headrace.cli.demo import model as demo_model
 from headrace.shared import settings
 
 from .servers import headrace_stack

@@ -98,7 +98,7 @@ class Side:
         return asyncio.run(worker.ask(ask))
 
     def play(self, endpoint: Endpoint, body: Any, ids: list[int]) -> tuple[list[bytes], bytes]:
-        """Return chunks and body of our answer."""
+        """Return chunks and body of our answer; of a stream, what it ended with."""
         answer = self.derenderer.open(self.make_job(body, endpoint))
         chunks: list[bytes] = []
         for index, token_id in enumerate(ids):
@@ -108,7 +108,7 @@ class Side:
             if fed.stopped:
                 break
         closed = answer.close()
-        return [*chunks, *closed.chunks], closed.body
+        return [*chunks, *closed.chunks], closed.body or closed.result
 
 
 @pytest.fixture(scope="module")
@@ -474,6 +474,7 @@ def compare_responses(side: Side, body: dict[str, Any], stream: bool) -> None:
     assert [json.loads(event)["type"] for event in ours] == [name for name, _ in events]
     for event in ours:
         TypeAdapter(ResponseStreamEvent).validate_json(event)
+    assert json.loads(whole) == json.loads(ours[-1])["response"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -585,6 +586,20 @@ def test_derenders_text_side_is_loaded_beside_the_event_loop(
 
     asyncio.run(start())
     assert threads != [threading.main_thread()]
+
+
+def test_a_response_is_taken_back_as_input(plain: Side) -> None:
+    ids = [*plain.encode("Paris."), EOS]
+    output = json.loads(plain.play("responses", {"input": "hi"}, ids)[1])["output"]
+    items = [{"type": "message", "role": "user", "content": "hi"}, *output]
+    items.append({"type": "message", "role": "user", "content": "Why?"})
+    response = plain.make_job({"input": items}, "responses")
+    answer = {"role": "assistant", "content": "Paris."}
+    again = {"role": "user", "content": "Why?"}
+    chat = plain.make_job({"messages": [*USER, answer, again]}, "chat.completions")
+    assert token_ids.unpack(response.prompts[0].token_ids) == token_ids.unpack(
+        chat.prompts[0].token_ids
+    )
 
 
 def test_token_ids_of_a_response_are_those_of_the_same_chat(plain: Side) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from prometheus_client import REGISTRY
 
 from headrace.engine.interface import DecodeOutput
 from headrace.shared.errors import BadRequestError, EngineRequestError, HandoffError
@@ -84,6 +85,7 @@ async def test_a_pulled_prompt_is_answered_token_for_token_as_a_local_one(
     assert after.kv_transfer_bytes - before.kv_transfer_bytes == num_bytes
     assert pulled[0].kv_transfer_bytes == num_bytes
     assert pulled[0].kv_transfer_s
+    assert pulled[0].num_kv_descriptors
     assert pulled[-1].kv_transfer_bytes is None
     assert pulled[0].num_cached_token_ids == length
 
@@ -257,6 +259,19 @@ async def test_a_released_handoff_frees_prefills_blocks(engines: Any, eventually
     assert engines.prefill.stats().num_blocks_free == engines.prefill.info.num_blocks
 
 
+async def test_a_handoff_that_nobody_was_told_of_frees_its_blocks_at_once(
+    engines: Any, eventually: Any
+) -> None:
+    await eventually(lambda: engines.prefill.stats().num_leases == 0)
+    num_expired = engines.prefill.stats().num_expired_leases
+    kv = await handoff(engines, prompt(200))
+    assert engines.prefill.stats().num_blocks_free == engines.prefill.info.num_blocks - 7
+    await engines.prefill.drop_lease(kv)
+    await eventually(lambda: engines.prefill.stats().num_leases == 0)
+    assert engines.prefill.stats().num_blocks_free == engines.prefill.info.num_blocks
+    assert engines.prefill.stats().num_expired_leases == num_expired
+
+
 async def test_a_pull_ends_the_lease(engines: Any, eventually: Any) -> None:
     token_ids = prompt(200)
     await collect(generate(engines, token_ids, await handoff(engines, token_ids)))
@@ -301,3 +316,9 @@ async def test_a_prefill_engine_at_a_dead_address_fails_the_contact(engines: Any
     with pytest.raises(EngineRequestError, match="handshake with prefill engine gone"):
         await engines.decode.warm_handshake(dead)
     await engines.decode.release_handoff(kv)
+
+
+async def test_the_engines_own_metrics_are_among_those_of_the_process(engines: Any) -> None:
+    await collect(generate(engines, prompt()))
+    shown = {family.name for family in REGISTRY.collect()}
+    assert {"vllm:num_requests_running", "vllm:prefix_cache_queries"} <= shown

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -104,6 +105,38 @@ async def test_a_gateway_ends_with_an_error(server: LockedServer, settings: Sett
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{await port}") as client:
         while "broker" in (await client.get("/ready")).json()["status"]:
             continue
+        server.revoke()
+        with pytest.raises(BrokerError, match=CLOSED):
+            await serving
+
+
+async def test_a_gateway_that_drains_does_not_wait_for_answers_that_will_never_come(
+    server: LockedServer, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its `drain_timeout_s` is longer than this test may last."""
+    port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    stop, draining = asyncio.Event(), asyncio.Event()
+    drain = Gateway._drain
+
+    async def noted(self: Gateway) -> None:
+        draining.set()
+        await drain(self)
+
+    monkeypatch.setattr(Gateway, "_drain", noted)
+    settings = msgspec.structs.replace(
+        settings, gateway=msgspec.structs.replace(settings.gateway, drain_timeout_s=3600.0)
+    )
+    gateway = Gateway(settings, instance="gateway-test")
+    serving = asyncio.create_task(gateway.run(stop, on_listening=port.set_result))
+    async with (
+        asyncio.timeout(60),
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{await port}") as client,
+    ):
+        while "broker" in (await client.get("/ready")).json()["status"]:
+            continue
+        gateway._handler._idle.clear()  # as while a call waits for its answer
+        stop.set()
+        await draining.wait()
         server.revoke()
         with pytest.raises(BrokerError, match=CLOSED):
             await serving

@@ -12,18 +12,21 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from headrace.cli import dlq
+from headrace.cli.dlq import run as dlq
 from headrace.cli.main import build_parser
-from headrace.cli.top import Eye
-from headrace.cli.top_frame import Rates, frame
+from headrace.cli.top.frame import Rates, frame
+from headrace.cli.top.run import Eye
 from headrace.shared import nats_server as nats_server_module
 from headrace.shared import subjects
+from headrace.shared.batches import FileRecord
 from headrace.shared.broker import Broker, DeniedError, Received, WorkQueue
 from headrace.shared.broker.topology import api
 from headrace.shared.errors import BrokerError
+from headrace.shared.files import BrokerFiles
 from headrace.shared.messages import Heartbeat
 from headrace.shared.nats_server import NatsServer
 from headrace.shared.pulse import answering_pings, ping_over
+from headrace.shared.records import Records
 from headrace.shared.settings import BrokerSettings
 from headrace.shared.subjects import Lane, Role
 from headrace.shared.workers import Beacon, WorkerTable
@@ -61,10 +64,23 @@ async def take(broker: Broker, queue: WorkQueue) -> None:
     await delivery.ack()
 
 
+async def test_only_an_operator_says_how_much_a_role_logs(brokers: Brokers) -> None:
+    heard: asyncio.Queue[Received] = asyncio.Queue()
+    for role in Role:
+        await brokers[role].subscribe(subjects.log_level(role), heard.put_nowait)
+    for role in Role:
+        with pytest.raises(DeniedError):
+            await brokers[role].request(subjects.log_level(role), b"", timeout_s=5)
+        await brokers["admin"].publish(subjects.log_level(role), b"debug")
+        received = await asyncio.wait_for(heard.get(), 5)
+        assert (received.subject, received.payload) == (subjects.log_level(role), b"debug")
+    assert heard.empty()
+
+
 async def test_a_request_goes_all_the_way_through_with_each_roles_own_user(
     brokers: Brokers,
 ) -> None:
-    gateway, render, prefill, decode, derender = (brokers[role] for role in Role)
+    gateway, render, prefill, decode, derender, _ = (brokers[role] for role in Role)
     for broker in (render, prefill, decode):
         await broker.declare_model("m")
     heard: asyncio.Queue[Received] = asyncio.Queue()
@@ -183,7 +199,7 @@ async def test_every_worker_may_beat_and_every_role_may_listen(brokers: Brokers)
         await beacon.start()
     for role in Role:
         async with WorkerTable(brokers[role]) as table:
-            await asyncio.wait_for(table.wait_for(lambda t: len(t.workers()) == 4), 10)
+            await asyncio.wait_for(table.wait_for(lambda t: len(t.workers()) == len(beacons)), 10)
     for beacon in beacons:
         await beacon.stop()
 
@@ -272,6 +288,62 @@ async def test_every_role_may_read_the_cancels_of_before(brokers: Brokers) -> No
     for role in Role:
         kept = await brokers[role].stored_on(subjects.cancel_all())
         assert [received.payload for received in kept] == [b"cancel"]
+
+
+async def test_a_gateway_and_batch_keep_files_and_batches(brokers: Brokers) -> None:
+    gateway, batch = brokers[Role.GATEWAY], brokers[Role.BATCH]
+    record = FileRecord(id="f", filename="f", purpose="batch", created_at=1)
+    queue = WorkQueue.batch()
+    await batch.declare_queue(queue)
+    for number, broker in enumerate((gateway, batch)):
+        records, files = Records(broker), BrokerFiles(broker)
+        revision = await records.put("file", "acme", "f", record, expect=0)
+        assert await records.get("file", "acme", "f", FileRecord) == (record, revision)
+        assert len((await records.list("file", "acme", FileRecord)).records) == 1
+        await files.append_part("acme", "f", 0, b"line")
+        assert [part.data async for part in files.parts("acme", "f", num_parts=1)] == [b"line"]
+        await files.delete("acme", "f")
+        await records.delete("file", "acme", "f", expect=revision)
+        await broker.publish_durable(
+            subjects.batch("acme", f"b{number}"), b"", message_id=f"b{number}", expect_last=0
+        )
+        await take(batch, queue)
+    heard: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+    await Records(batch).watch("batch", lambda *named: heard.put_nowait(named))
+    await Records(gateway).put("batch", "acme", "b1", record, expect=0)
+    assert await asyncio.wait_for(heard.get(), 5) == ("acme", "b1")
+
+
+async def test_one_gateway_hears_of_a_responses_start_and_of_nothing_else(
+    brokers: Brokers,
+) -> None:
+    gateway, decode = brokers[Role.GATEWAY], brokers[Role.DECODE]
+    heard: asyncio.Queue[Received] = asyncio.Queue()
+    started = subjects.event_change_filter("response", "started")
+    await gateway.subscribe(started, heard.put_nowait, queue="gateway")
+    await decode.publish(subjects.event("acme", "response", "started"), b"{}")
+    assert (await asyncio.wait_for(heard.get(), 5)).payload == b"{}"
+    for subject, queue in ((started, ""), (subjects.event_filter("request"), "gateway")):
+        with pytest.raises(DeniedError):
+            await gateway.subscribe(subject, heard.put_nowait, queue=queue)
+
+
+async def test_a_stage_reads_and_changes_no_files_and_batches(brokers: Brokers) -> None:
+    record = FileRecord(id="f", filename="f", purpose="batch", created_at=1)
+    for role in (Role.RENDER, Role.PREFILL, Role.DECODE, Role.DERENDER):
+        records, files = Records(brokers[role]), BrokerFiles(brokers[role])
+        for call in (
+            records.put("file", "acme", "f", record, expect=0),
+            records.get("file", "acme", "f", FileRecord),
+            records.list("file", "acme", FileRecord),
+            files.append_part("acme", "f", 0, b"line"),
+            anext(files.parts("acme", "f")),
+            files.delete("acme", "f"),
+        ):
+            with pytest.raises(DeniedError):
+                await call
+    with pytest.raises(DeniedError):
+        await Records(brokers[Role.BATCH]).put("resp", "acme", "r", record, expect=0)
 
 
 async def test_only_an_admin_changes_a_stream(brokers: Brokers) -> None:

@@ -16,6 +16,7 @@ from nats.errors import NoRespondersError
 from headrace.shared import subjects
 from headrace.shared.broker import Broker, WorkQueue
 from headrace.shared.errors import BrokerError
+from headrace.shared.events import Events
 from headrace.shared.nats_server import NatsServer
 from headrace.shared.settings import BrokerSettings
 from headrace.shared.subjects import Lane
@@ -122,6 +123,17 @@ async def test_a_tenant_submits_cancels_and_reads_its_answers(ours: Broker, acme
     assert heard == {(s, b"end") for s in (OUT, RES, subjects.reply("acme", "here"))}
     for stream, subject in (("HR_OUT", OUT), ("HR_RES", RES)):
         assert (await acme.nats.request(f"{LAST}.{stream}.{subject}", b"")).data == b"end"
+
+
+async def test_a_tenant_hears_of_its_own_events_alone(ours: Broker, acme: Service) -> None:
+    events = Events(ours, ())
+    await acme.listen("hr.v1.ev.*.*.*")
+    for tenant in ("globex", "acme"):
+        await events.batch(tenant, "b1", "completed", {})
+    subject, payload = await acme.next()
+    assert subject == subjects.event("acme", "batch", "completed")
+    assert json.loads(payload)["id"] == "acme.b1.completed"
+    assert acme.heard.empty()
 
 
 async def test_a_full_queue_is_told_to_the_tenant(ours: Broker, acme: Service) -> None:

@@ -144,7 +144,7 @@ async def test_a_client_that_shows_nothing_gets_nowhere(papers: Papers, start: S
             if record.__dict__.get("action") == "broker_unreachable":
                 turned_away.set()
 
-    logger = logging.getLogger("headrace.shared.broker.connection")
+    logger = logging.getLogger("headrace.shared.broker")
     logger.addHandler(watch := Watch())
     connecting = asyncio.create_task(connect(server.url, tls_ca=papers.ca))
     await asyncio.wait_for(turned_away.wait(), 60)

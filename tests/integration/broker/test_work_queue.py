@@ -159,6 +159,21 @@ async def test_a_message_kept_alive_is_not_delivered_again(broker: Broker, slug:
     await again.ack()
 
 
+@pytest.mark.parametrize("lane", Lane)
+async def test_what_a_killed_worker_held_comes_again_within_ten_seconds_in_every_lane(
+    broker: Broker, slug: str, lane: Lane
+) -> None:
+    await broker.declare_model(slug)
+    for queue in (
+        WorkQueue.req(slug, lane),
+        WorkQueue.job(slug, lane),
+        WorkQueue.prefill(slug, lane),
+    ):
+        info = await api(broker._control, f"CONSUMER.INFO.{queue.stream}.{queue.consumer}")
+        assert info["config"]["ack_wait"] <= 10 * 10**9
+        assert info["config"]["ack_wait"] == queue.ack_wait_s * 10**9  # by which it is kept alive
+
+
 async def test_what_a_cancelled_take_would_get_goes_to_the_next_one_at_once(
     broker: Broker, slug: str
 ) -> None:

@@ -16,13 +16,14 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from headrace.cli import batch_lines, batch_run
-from headrace.cli.batch_lines import Line
-from headrace.cli.batch_models import Models
-from headrace.cli.batch_run import Batch, Session
+from headrace.cli.batch import lines as batch_lines
+from headrace.cli.batch import run as batch_run
+from headrace.cli.batch.run import Batch, Session
 from headrace.shared import subjects
+from headrace.shared.batch_lines import Line
 from headrace.shared.broker import WorkQueue
 from headrace.shared.errors import SettingsError
+from headrace.shared.served_models import Models
 from headrace.shared.settings import ModelSettings, Settings
 from headrace.shared.subjects import Lane, Role
 

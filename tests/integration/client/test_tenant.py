@@ -12,14 +12,14 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from headrace.cli import batch_run
-from headrace.cli.batch_models import Models
+from headrace.cli.batch import run as batch_run
 from headrace.client import Client, NoResultError, Part, Result
 from headrace.shared import subjects, wire
 from headrace.shared.broker import Broker, Received, WorkQueue
 from headrace.shared.errors import BrokerError
 from headrace.shared.messages import Chunk, Terminal
 from headrace.shared.nats_server import NatsServer
+from headrace.shared.served_models import Models
 from headrace.shared.settings import BrokerSettings, Settings
 from headrace.shared.subjects import Lane
 from headrace.shared.submission import Submission

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from headrace.batch import service as batch
 from headrace.decode import engine as decode_engines
 from headrace.decode import service as decode
 from headrace.derender import service as derender
@@ -32,6 +33,7 @@ RUN: dict[Role, Callable[..., Awaitable[None]]] = {
     Role.DECODE: decode.run,
     Role.DERENDER: derender.run,
     Role.GATEWAY: gateway.run,
+    Role.BATCH: batch.run,
 }
 STAGES = (Role.RENDER, Role.PREFILL, Role.DECODE, Role.DERENDER)
 

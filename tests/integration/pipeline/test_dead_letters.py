@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from headrace.cli import dead_letters, dlq, dlq_replay
-from headrace.cli.dead_letters import Letter
-from headrace.cli.dlq_replay import NotReplayedError
+from headrace.cli.dlq import letters as dead_letters
+from headrace.cli.dlq import replay as dlq_replay
+from headrace.cli.dlq import run as dlq
+from headrace.cli.dlq.letters import Letter
+from headrace.cli.dlq.replay import NotReplayedError
 from headrace.cli.main import build_parser
 from headrace.client import Client
 from headrace.decode.handler import DecodeHandler

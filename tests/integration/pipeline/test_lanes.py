@@ -175,6 +175,33 @@ async def test_a_person_waits_for_a_killed_render_worker_no_longer_than_for_a_br
     assert (await answering).json()["choices"][0]["text"] == expected_text("again", 16)
 
 
+async def test_a_render_worker_that_is_killed_between_an_end_and_its_ack_leaves_one_end(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acks: asyncio.Queue[int] = asyncio.Queue()
+    ack = Delivery.ack
+
+    async def not_at_first(self: Delivery) -> None:
+        if self.num_delivered > 1:
+            await ack(self)
+        acks.put_nowait(self.num_delivered)
+
+    monkeypatch.setattr(Delivery, "ack", not_at_first)
+    ends: list[Received] = []
+    slug = pipeline.settings.model.served_name
+    await pipeline.broker.subscribe(subjects.out("default", f"r-{slug}"), ends.append)
+    await pipeline.start(Role.RENDER)
+    await pipeline.broker.publish_durable(
+        subjects.req("default", slug, Lane.RT),
+        b'{"messages": "none"}',
+        message_id=f"r-{slug}",
+    )
+    async with asyncio.timeout(60):
+        assert (await acks.get(), await acks.get()) == (1, 2)
+        await pipeline.broker._data.flush()  # what was published before has come
+    assert [wire.decode(end.payload, Terminal).http_status for end in ends] == [400]
+
+
 async def test_a_request_whose_reader_is_gone_ends_and_frees_everything(
     pipeline: Pipeline, held: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ import pytest
 from headrace.engine.fake_engine import FakeDecodeEngine, FakePrefillEngine
 from headrace.engine.interface import EngineStats
 from headrace.prefill import service as prefill_service
+from headrace.prefill.errand import Answer, Errand
 from headrace.shared import subjects, wire
 from headrace.shared.broker import Broker, Received
 from headrace.shared.errors import BrokerError, EngineRequestError
@@ -128,6 +129,40 @@ async def test_a_running_prefill_ends_when_its_decode_worker_is_killed(
     await engines.prefill[0].wait_until(lambda stats: stats.num_running == 1)
     await decode.kill()
     await all_free(engines.prefill[0])
+    asking.cancel()
+
+
+@pytest.mark.usefixtures("killed_silently")
+async def test_a_prompt_that_is_done_after_its_decode_worker_was_killed_holds_no_blocks(
+    pipeline: Pipeline,
+    client: httpx.AsyncClient,
+    engines: Engines,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The handoff reached nobody: its blocks need not wait for the end of the lease, which is an hour."""
+    nixl = msgspec.structs.replace(pipeline.settings.nixl, lease_s=3600.0)
+    pipeline.settings = msgspec.structs.replace(pipeline.settings, nixl=nixl)
+    done, killed, tell = asyncio.Event(), asyncio.Event(), Errand._tell
+
+    async def tell_later(self: Errand, answer: Answer) -> Answer | None:
+        done.set()
+        await killed.wait()
+        return await tell(self, answer)
+
+    await start_held(pipeline, engines, 1)
+    monkeypatch.setattr(Errand, "_tell", tell_later)
+    decode = next(service for service in pipeline.services if service.role is Role.DECODE)
+    asking = asyncio.create_task(
+        client.post("/v1/completions", json=completion(pipeline, "nobody waits"))
+    )
+    async with asyncio.timeout(60):
+        await engines.prefill[0].wait_until(lambda stats: stats.num_running == 1)
+        engines.prefill[0].release()
+        await done.wait()
+        assert engines.prefill[0].stats().num_leases == 1
+        await decode.kill()
+        killed.set()
+        await all_free(engines.prefill[0])
     asking.cancel()
 
 

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from headrace.cli.doctor import run as doctor
 from headrace.cli.logs import HumanFormatter, JsonFormatter
 from headrace.shared import subjects, wire
 from headrace.shared.api_keys import ApiKey, line_of, new_key
@@ -114,6 +115,32 @@ async def test_every_kind_of_request_works_with_each_roles_own_user(
     assert (await client.get("/workers")).status_code == 401
     assert (await client.get("/ready")).status_code == 200
     assert denied(caplog) == []
+
+
+async def test_the_console_shows_a_tenant_how_long_queues_are_with_the_gateways_own_user(
+    pipeline: Pipeline, client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    await start(pipeline, Role.GATEWAY, *STAGES)
+    state = (await client.get("/console/state", headers=as_tenant(ACME))).json()
+    assert (state["tenant"], state["trouble"]) == ("acme", "")
+    assert {queue["stage"] for queue in state["queues"]} == {"render", "decode", "prefill"}
+    assert len(state["workers"]) == 4
+    assert not any("process" in worker for worker in state["workers"])
+    assert denied(caplog) == []
+
+
+@pytest.mark.parametrize(("user", "moves"), [("admin", True), ("gateway", False)])
+async def test_the_doctor_works_with_the_rights_that_its_user_has(
+    pipeline: Pipeline, user: str, moves: bool
+) -> None:
+    await start(pipeline, *STAGES)
+    replace = msgspec.structs.replace
+    broker = replace(pipeline.settings.broker, user=user, password=f"pw-{user}")
+    report = await doctor.examine(replace(pipeline.settings, broker=broker), move=moves)
+    (store,) = [finding for finding in report.broker if finding.name == "jetstream"]
+    assert store.status == ("ok" if user == "admin" else "skip")
+    assert [finding.name for finding in report.findings if finding.status == "fail"] == []
+    assert bool(report.transfers) == moves
 
 
 async def test_a_batch_job_works_with_each_roles_own_user(

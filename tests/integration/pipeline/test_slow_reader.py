@@ -136,7 +136,7 @@ async def test_what_a_gateway_dropped_because_it_fell_behind_is_read_again(
     await pipeline.start(Role.GATEWAY, *STAGES)
     request = completion(pipeline, "fell behind", stream=True, **MORE)
     ended = await end_of_answer(pipeline.broker)
-    with caplog.at_level(logging.ERROR, logger="headrace.shared.broker.connection"):
+    with caplog.at_level(logging.ERROR, logger="headrace.shared.broker"):
         async with (
             asyncio.timeout(WATCHDOG_S),
             client.stream(

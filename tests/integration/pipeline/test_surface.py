@@ -122,10 +122,18 @@ async def test_handles_of_the_kv_cache_are_not_the_clients_to_give(
     assert answer.json()["error"]["param"] == "kv_transfer_params"
 
 
-async def test_the_fake_has_no_responses(pipeline: Pipeline, client: httpx.AsyncClient) -> None:
+async def test_the_fakes_responses_are_those_of_its_chats(
+    pipeline: Pipeline, client: httpx.AsyncClient
+) -> None:
     await pipeline.start(Role.GATEWAY, *STAGES)
-    for stream in (False, True):
-        answer = await client.post("/v1/responses", json={"input": "hi", "stream": stream})
-        assert answer.status_code == 400
-        message = json.loads(answer.text)["error"]["message"]
-        assert message == "responses is not supported by the fake engine"
+    messages = [{"role": "user", "content": "hi"}]
+    chat = await client.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 9})
+    text = chat.json()["choices"][0]["message"]["content"]
+    body = {"input": "hi", "max_output_tokens": 9}
+    whole = (await client.post("/v1/responses", json=body)).json()
+    assert whole["output"][0]["content"][0]["text"] == text
+    streamed = await client.post("/v1/responses", json=body | {"stream": True})
+    events = [json.loads(line[6:]) for line in streamed.text.splitlines() if line[:6] == "data: "]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    deltas = [e["delta"] for e in events if e["type"] == "response.output_text.delta"]
+    assert "".join(deltas) == events[-1]["response"]["output"][0]["content"][0]["text"] == text

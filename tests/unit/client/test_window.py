@@ -155,3 +155,19 @@ async def test_what_a_request_raises_is_raised(runs: Runs) -> None:
 async def test_nothing_in_is_nothing_out(runs: Runs) -> None:
     window = Window(runs.run, concurrency=1, ordered=True)
     assert [pair async for pair in through(window, [])] == []
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+async def test_a_run_that_was_cancelled_from_within_ends_the_whole(ordered: bool) -> None:
+    """And is not missed by whoever waits for the results in their order."""
+
+    async def run(item: int) -> Result:
+        raise asyncio.CancelledError
+
+    async def consume() -> None:
+        async for _ in through(Window(run, concurrency=2, ordered=ordered), range(4)):
+            raise AssertionError("nothing has a result")
+
+    async with asyncio.timeout(30):
+        with pytest.raises(asyncio.CancelledError):
+            await consume()

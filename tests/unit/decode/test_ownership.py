@@ -52,9 +52,9 @@ class Succession:
     epoch = 1
     num_reads = 0
 
-    async def is_superseded(self, job: Job, epoch: int) -> bool:
+    async def later_owner(self, job: Job, epoch: int) -> int:
         self.num_reads += 1
-        return self.epoch > epoch
+        return self.epoch if self.epoch > epoch else 0
 
 
 class Case:
@@ -136,3 +136,81 @@ def test_a_stop_is_seen_by_the_clock_and_a_lost_broker_by_its_count() -> None:
     assert absences.count() == 1
     losses += 1
     assert absences.count() == 2
+
+
+class Again:
+    """A delivery of a job to the worker that has it, and how it was settled."""
+
+    def __init__(self, num_delivered: int) -> None:
+        self.num_delivered = num_delivered
+        self.settled: list[str] = []
+
+    async def ack(self) -> None:
+        self.settled.append("ack")
+
+    async def nak(self, delay_s: float = 0) -> None:
+        self.settled.append("nak")
+
+
+@pytest.mark.parametrize(
+    ("how", "num_delivered", "settled", "is_settled"),
+    [
+        ("acked", 2, ["ack"], True),
+        ("failed", 2, ["nak"], True),
+        ("superseded by the second owner", 3, [], False),
+        ("superseded by the second owner", 2, [], False),
+        ("superseded by the fourth owner", 3, [], True),
+    ],
+)
+async def test_a_job_that_comes_again_to_its_owner_is_settled_worked_on_or_a_later_owners(
+    case: Case, how: str, num_delivered: int, settled: list[str], is_settled: bool
+) -> None:
+    again: Any = Again(num_delivered)
+    begun = asyncio.Event()
+
+    async def own() -> None:
+        with case.ownership.hold(JOB, 1) as owned:
+            begun.set()
+            await asyncio.sleep(0)  # the other delivery waits by now
+            if how == "acked":
+                owned.ended.set_result(True)
+            elif how != "failed":
+                epoch = 2 if "second" in how else 4
+                case.worker.broker.handler(heard(epoch, "decode-2"))
+                await asyncio.Event().wait()
+
+    owning = asyncio.create_task(own())
+    await begun.wait()
+    async with asyncio.timeout(10):
+        assert await case.ownership.settled(JOB, again) is is_settled
+    assert again.settled == settled
+    await asyncio.gather(owning, return_exceptions=True)
+
+
+async def test_of_two_deliveries_of_a_lost_job_one_is_worked_on_and_the_other_waits_for_it(
+    case: Case,
+) -> None:
+    acked = asyncio.Event()
+    order: list[str] = []
+
+    async def again(number: int, delivery: Any) -> None:
+        if await case.ownership.settled(JOB, delivery):
+            order.append(f"{number} settled")
+            return
+        with case.ownership.hold(JOB, number) as owned:
+            order.append(f"{number} owns")
+            await acked.wait()
+            owned.ended.set_result(True)
+
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        with case.ownership.hold(JOB, 1) as owned:
+            second = group.create_task(again(2, Again(2)))
+            third = group.create_task(again(3, Again(3)))
+            await asyncio.sleep(0)
+            owned.superseded_by = 2
+        while not order:  # noqa: ASYNC110  # both are tasks of this loop
+            await asyncio.sleep(0)
+        assert not second.done()
+        assert not third.done()
+        acked.set()
+    assert order == ["2 owns", "3 settled"]

@@ -10,12 +10,13 @@ from typing import Any
 import msgspec
 import pytest_asyncio
 
+from headrace.decode.continuation import Continuation
 from headrace.decode.owned import Owned
 from headrace.decode.preemption import CONTINUABLE_S, Preemption
 from headrace.decode.stream import Stream
 from headrace.decode.takeover import Start
 from headrace.engine.interface import DecodeOutput
-from headrace.shared.messages import Job, Prompt
+from headrace.shared.messages import Job, Prompt, Tokens
 from headrace.shared.subjects import Lane
 
 JOB = Job(
@@ -59,6 +60,7 @@ class Bench:
         progress: int = 0,
         stream: bool = False,
         keeps_entries: bool = False,
+        continuation: Continuation | None = None,
     ) -> None:
         job = msgspec.structs.replace(JOB, lane=lane, stream=stream)
         task = asyncio.create_task(asyncio.Event().wait())
@@ -66,7 +68,7 @@ class Bench:
         source = Stream(
             job,
             1,
-            start=Start(epoch=1),
+            start=Start(epoch=1, continuation=continuation),
             decode_instance="d",
             claim=_never,
             link_to=_never,  # type: ignore[arg-type]
@@ -128,6 +130,16 @@ async def test_a_job_whose_answer_has_begun_stays_unless_the_next_worker_can_go_
     bench.run("unseen", stream=True)
     bench.preemption.preempt()
     assert bench.given_back == ["unseen"]
+
+
+async def test_an_answer_that_was_taken_up_once_is_not_given_back_again(bench: Bench) -> None:
+    """Its beginning was stored some time ago, and may be gone before it is taken up once more."""
+    entries = (Tokens(1, 0, 0, b"\x01\x00\x00\x00"),)
+    again = Continuation(entries=entries, first_seq=1, rest=None)
+    bench.run("again", stream=True, keeps_entries=True, continuation=again)
+    assert not bench.preemption.is_possible()
+    bench.preemption.preempt()
+    assert bench.given_back == []
 
 
 async def test_a_job_that_has_ended_is_not_given_back(bench: Bench) -> None:

@@ -30,6 +30,7 @@ from headrace.shared.messages import (
     Prompt,
 )
 from headrace.shared.subjects import Lane, Role
+from headrace.shared.tracing import OFF
 from headrace.shared.wire import Message
 
 INFO = EngineInfo(
@@ -67,7 +68,7 @@ POOL = "m_c"
 class Worker:
     """A decode worker among prefill workers: a broker, a table, a pulse and peers in one, all told by the test."""
 
-    instance, contract, slug, pool = "decode-1", "c", "m", POOL
+    instance, contract, slug, pool, tracer = "decode-1", "c", "m", POOL, OFF
 
     def __init__(self, *prefills: str) -> None:
         self.broker = self.table = self.pulse = self.peers = self.engine = self

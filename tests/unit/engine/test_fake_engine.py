@@ -152,6 +152,7 @@ async def test_a_pulled_prompt_gives_the_same_answer_and_frees_its_blocks(
     assert [i for o in outputs for i in o.token_ids] == expected_output(PROMPT, 200)
     assert outputs[0].num_cached_token_ids == len(PROMPT)
     assert outputs[0].kv_transfer_bytes == 3 * 4096
+    assert outputs[0].num_kv_descriptors == 3
     assert outputs[-1].kv_transfer_s is None
     assert decode.stats().num_external_cached_token_ids == len(PROMPT)
     assert decode.stats().num_local_computed_token_ids == 0

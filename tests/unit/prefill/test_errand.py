@@ -112,6 +112,10 @@ class Engine:
         self.result: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self.begun = asyncio.Event()
         self.aborted = False
+        self.dropped: list[Handoff] = []
+
+    async def drop(self, handoff: Handoff) -> None:
+        self.dropped.append(handoff)
 
     async def compute(self, task: PrefillTask) -> Answer:
         self.begun.set()
@@ -123,7 +127,8 @@ class Engine:
 
 
 def start(decode: Any, engine: Engine, task: PrefillTask = TASK) -> asyncio.Task[Answer | None]:
-    return asyncio.create_task(Errand(decode, task, engine.compute).run(decode))
+    errand = Errand(decode, task, engine.compute, engine.drop)
+    return asyncio.create_task(errand.run(decode))
 
 
 @pytest.fixture
@@ -229,6 +234,7 @@ async def test_decode_is_told_when_the_handoff_is_too_large_to_send(decode: Deco
     answer = await start(decode, engine)
     assert isinstance(answer, PrefillFailed)
     assert answer.failure.code == "payload_too_large"
+    assert engine.dropped == [HANDOFF]
 
 
 async def test_a_task_that_cannot_be_acked_is_computed_all_the_same(decode: Decode) -> None:
@@ -238,3 +244,36 @@ async def test_a_task_that_cannot_be_acked_is_computed_all_the_same(decode: Deco
     await decode.acked.wait()
     engine.result.set_result(HANDOFF)
     assert await running == HANDOFF
+
+
+AWAY = NoWorkerError("nobody listens")
+LOST = BrokerError("no answer within 1 s")
+
+
+@pytest.mark.parametrize(
+    ("replies", "is_dropped"),
+    [
+        ([AWAY] * 3, True),
+        ([AWAY, LOST, AWAY], False),
+        ([LOST, AWAY, AWAY], False),
+        ([AWAY, NEVER], False),
+        ([True], False),
+    ],
+    ids=["never there", "once in between", "once at first", "under way", "noted"],
+)
+async def test_only_the_blocks_of_a_handoff_that_decode_can_not_have_are_freed_at_once(
+    decode: Decode, replies: list[Reply], is_dropped: bool
+) -> None:
+    """A decode worker that is lost may be cut off from the broker alone, and pull."""
+    num_told = len(replies)
+    decode.replies = {Handoff: replies + [AWAY] * 100_000}
+    engine = Engine()
+    engine.result.set_result(HANDOFF)
+    running = start(decode, engine)
+    async with asyncio.timeout(30):
+        while num_told:
+            num_told -= isinstance(await decode.told.get(), Handoff)
+        if replies != [True]:
+            decode.lose()
+        await running
+    assert engine.dropped == [HANDOFF] * is_dropped

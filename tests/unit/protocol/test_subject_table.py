@@ -50,6 +50,13 @@ def build(builder: Callable[..., str], lane: Lane) -> str:
         "stream": "STREAM",
         "sequence": "SEQUENCE",
         "token": "TOKEN",
+        "kind": "KIND",
+        "record_id": "RECORD_ID",
+        "file_id": "FILE_ID",
+        "number": "NUMBER",
+        "batch_id": "BATCH_ID",
+        "change": "CHANGE",
+        "endpoint_id": "ENDPOINT_ID",
         "role": Role.DECODE,
         "stage": Role.PREFILL,
     }

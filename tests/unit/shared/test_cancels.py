@@ -72,3 +72,15 @@ def test_only_the_latest_are_remembered(cancels: Cancels, monkeypatch: pytest.Mo
         cancels._on_cancel(heard("acme", request_id))
     known = [cancels.reason("acme", r, accepted=None) for r in ("r1", "r2", "r3")]
     assert known == [None, "gone", "gone"]
+
+
+def test_one_tenant_can_not_have_anothers_cancel_forgotten(
+    cancels: Cancels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.shared.cancels._MAX_REMEMBERED", 4)
+    cancels._on_cancel(heard("acme", "r1"))
+    for number in range(9):
+        cancels._on_cancel(heard("loud", f"r{number}"))
+    assert cancels.reason("acme", "r1", accepted=None) == "gone"
+    known = [cancels.reason("loud", f"r{number}", accepted=None) for number in range(9)]
+    assert known == [None] * 6 + ["gone"] * 3

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 from nats import errors
 
-from headrace.shared.broker.connection import SLOW_INTERVAL_S, Connection
+from headrace.shared.broker.connection import Connection
+from headrace.shared.broker.outage_log import SLOW_INTERVAL_S
 from headrace.shared.settings import BrokerSettings
 
 TIMEOUT_S = 30.0
@@ -38,7 +39,7 @@ def test_a_broker_that_is_not_there_is_named_once_and_then_every_ten_seconds(
     async def scenario(port: int) -> list[logging.LogRecord]:
         nonlocal now
         attempts = Attempts()
-        logger = logging.getLogger("headrace.shared.broker.connection")
+        logger = logging.getLogger("headrace.shared.broker")
         logger.addHandler(attempts)
         connection = Connection("t", lambda: None, lambda: None, clock=lambda: now)
         settings = BrokerSettings(url=f"nats://me:secret@127.0.0.1:{port}")
@@ -54,7 +55,7 @@ def test_a_broker_that_is_not_there_is_named_once_and_then_every_ten_seconds(
             logger.removeHandler(attempts)
         return found
 
-    caplog.set_level(logging.DEBUG, "headrace.shared.broker.connection")
+    caplog.set_level(logging.DEBUG, "headrace.shared.broker")
     with socket.socket() as nobody:  # bound, so that no other process listens there
         nobody.bind(("127.0.0.1", 0))
         port = nobody.getsockname()[1]

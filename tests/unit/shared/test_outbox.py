@@ -16,6 +16,8 @@ class Broker:
 
     def __init__(self) -> None:
         self.num_losses = 0
+        self.lost_at = float("-inf")
+        self.now = 100.0
         self.published: list[tuple[bytes, str | None]] = []
         self.is_away = False
         self._callbacks: list[Callable[[], Awaitable[None]]] = []
@@ -33,9 +35,13 @@ class Broker:
         return True
 
     async def restart(self) -> None:
-        self.num_losses += 1
+        self.lose()
         self.published.clear()
         await self.come_back()
+
+    def lose(self) -> None:
+        self.num_losses += 1
+        self.lost_at = self.now
 
     async def come_back(self) -> None:
         for callback in self._callbacks:
@@ -50,8 +56,7 @@ class Broker:
 class Case:
     def __init__(self) -> None:
         self.broker = Broker()
-        self.now = 100.0
-        self.outbox = Outbox(self.broker, now=lambda: self.now)  # type: ignore[arg-type]
+        self.outbox = Outbox(self.broker, now=lambda: self.broker.now)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -63,7 +68,7 @@ async def test_all_of_the_last_seconds_comes_again_in_its_order_and_with_its_ids
     case: Case,
 ) -> None:
     await case.outbox.publish("s", b"old")
-    case.now += KEEP_S + 0.1
+    case.broker.now += KEEP_S + 0.1
     await case.outbox.publish("s", b"chunk")
     await case.outbox.publish_durable("s", b"end", message_id="id", expect_last=4)
     await case.broker.restart()
@@ -72,8 +77,8 @@ async def test_all_of_the_last_seconds_comes_again_in_its_order_and_with_its_ids
 
 async def test_a_long_outage_makes_nothing_too_old(case: Case) -> None:
     await case.outbox.publish_durable("s", b"end", message_id="id")
-    case.broker.num_losses += 1
-    case.now += 60
+    case.broker.lose()
+    case.broker.now += 60
     await case.outbox.publish("s", b"first after it")  # before the callbacks have run
     case.broker.published.clear()
     await case.broker.come_back()
@@ -85,10 +90,17 @@ async def test_what_could_not_be_published_again_comes_after_the_next_loss(case:
     case.broker.is_away = True
     await case.broker.restart()
     case.broker.is_away = False
-    case.now += 60
+    case.broker.now += 60
     await case.outbox.publish("s", b"later")
     await case.broker.restart()
     assert case.broker.published == [(b"chunk", None), (b"later", None)]
+
+
+async def test_what_was_sent_long_before_a_loss_does_not_come_again(case: Case) -> None:
+    await case.outbox.publish("s", b"an hour ago")
+    case.broker.now += 3600
+    await case.broker.restart()
+    assert case.broker.published == []
 
 
 async def test_it_keeps_so_many_bytes_at_most(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from headrace.shared import subjects, wire
+from headrace.shared.broker import Received
 from headrace.shared.messages import Chunk, Takeover, Terminal
-from headrace.shared.owners import Owners
+from headrace.shared.owners import Owners, announced, message_of
 
 
 def chunk(epoch: int, seq: int) -> Chunk:
@@ -80,3 +82,14 @@ def test_a_takeover_between_two_known_owners_may_have_been_missed_too() -> None:
     owners.take_over(takeover(3, 5))
     assert not owners.is_stranger(chunk(3, 5))
     assert not owners.is_stranger(chunk(2, 4))  # the third owner has counted it
+
+
+@pytest.mark.parametrize(("tenant", "counts"), [("t", True), ("evil", False)])
+def test_a_takeover_counts_on_the_subjects_of_its_own_tenant_alone(
+    tenant: str, counts: bool
+) -> None:
+    payload = wire.encode(takeover(2, 0))
+    told = Received(subjects.takeover(tenant, "r"), payload, {}, "")
+    stored = Received(subjects.out(tenant, "r"), payload, {}, "")
+    assert (announced(told) is not None) is counts
+    assert (message_of(stored) is not None) is counts

@@ -17,7 +17,7 @@ from headrace.decode.prefix_index import PrefixIndex
 from headrace.decode.priority import engine_priority
 from headrace.decode.stream import Stream
 from headrace.engine.interface import DecodeEngine
-from headrace.shared import token_ids
+from headrace.shared import metrics, token_ids
 from headrace.shared.errors import EngineRequestError, HandoffError, NoWorkerError, RequestError
 from headrace.shared.intake import all_or_none
 from headrace.shared.messages import Handoff, Job, Prompt, Timings
@@ -43,10 +43,12 @@ class Stopwatch:
         """`is_continued`: another worker had the first token ID; when, nobody knows any more."""
         self._now = now
         self._is_continued = is_continued
-        taken = now()
+        self.taken = taken = now()
         self._accepted = job.timings.accepted if job.timings.accepted is not None else taken
-        self._first: float | None = None
-        self._last = taken
+        self.ready_at = taken  #: when the engine could have the prompt's KV cache, or compute it
+        self.first: float | None = None  #: when the first token ID was there
+        self.last = taken  #: when the last one was
+        self.num_kv_descriptors: int | None = None  #: of the last pull; None: there was none
         self._timings = msgspec.structs.replace(
             job.timings,
             decode_queue_s=max(0.0, taken - job.published),
@@ -57,8 +59,14 @@ class Stopwatch:
         """Set fields of `Timings`."""
         self._timings = msgspec.structs.replace(self._timings, **fields)
 
+    def prefilled_here(self) -> None:
+        """Note that the prompt is computed by decode's own engine."""
+        self.ready_at = self._now()
+        self.add(prefill_mode="local")
+
     def prefilled_by(self, handoff: Handoff) -> None:
         """Note a remote prefill."""
+        self.ready_at = self._now()
         self.add(
             prefill_mode="remote",
             prefill_queue_s=handoff.prefill_queue_s,
@@ -68,14 +76,14 @@ class Stopwatch:
 
     def token(self) -> None:
         """A token ID came out of the engine."""
-        self._last = self._now()
-        if self._first is None:
-            self._first = self._last
+        self.last = self._now()
+        if self.first is None:
+            self.first = self.last
 
     def read(self, num_output_token_ids: int) -> Timings:
         """Return all that is known now."""
-        if self._first is not None and not self._is_continued:
-            self.add(first_token_s=self._first - self._accepted, decode_s=self._last - self._first)
+        if self.first is not None and not self._is_continued:
+            self.add(first_token_s=self.first - self._accepted, decode_s=self.last - self.first)
         self.add(num_output_token_ids=num_output_token_ids)
         return self._timings
 
@@ -100,6 +108,7 @@ class DecodeHandler:
         self._max_attempts = max_attempts
         self._now = now
         self.num_local_prefills = 0
+        self.num_generated_token_ids = 0
 
     async def generate(self, job: Job, stream: Stream, watch: Stopwatch) -> None:
         """Generate every choice. Cancelling the call aborts what is in the engines.
@@ -123,17 +132,21 @@ class DecodeHandler:
         num_failed_here = 0
         for attempt in range(1, self._max_attempts + 1):
             handoff = None
-            if attempt < self._max_attempts and self._wants_remote(prompt, failed):
+            why_here = self._why_here(prompt, failed, attempt)
+            if why_here is None:
                 try:
                     handoff = await self._leg.compute(job, prompt, failed)
                 except NoWorkerError:
-                    pass  # nobody is left to ask: computed here
+                    why_here = "no_worker"
                 except (AttemptFailedError, HandoffError):
+                    metrics.RETRIES.labels("prefill").inc()
                     continue
             if handoff is None:
                 self.num_local_prefills += 1
-                watch.add(prefill_mode="local")
+                metrics.LOCAL_PREFILLS.labels(why_here).inc()
+                watch.prefilled_here()
             else:
+                metrics.REMOTE_PREFILLS.inc()
                 watch.prefilled_by(handoff)
             try:
                 await self._choices(job, number, prompt, handoff, stream, watch, attempt)
@@ -141,11 +154,13 @@ class DecodeHandler:
                 if handoff is not None:
                     failed.add(handoff.prefill_instance)
                     self._leg.not_pulled(handoff)
+                metrics.RETRIES.labels("pull").inc()
                 continue
             except NothingEmittedError:
                 num_failed_here += 1
                 if num_failed_here > MAX_RETRIES_HERE or attempt == self._max_attempts:
                     raise
+                metrics.RETRIES.labels("engine").inc()
                 continue
             if handoff is not None:
                 self._leg.pulled(handoff)
@@ -155,12 +170,17 @@ class DecodeHandler:
             f"request {job.request_id} failed {self._max_attempts} times (decode.max_attempts)"
         )
 
-    def _wants_remote(self, prompt: Prompt, failed: set[str]) -> bool:
+    def _why_here(self, prompt: Prompt, failed: set[str], attempt: int) -> str | None:
+        """Return why decode computes the prompt itself, in a word. None: a prefill worker is asked."""
         length = token_ids.count(prompt.token_ids)
         cached = self._index.num_cached(prompt.token_ids, prompt.cache_salt)
         if prompt.prompt_logprobs is not None:
             cached = 0  # what is in the cache has none: all of the prompt is computed
-        return length - cached >= self._threshold and self._leg.has_worker(failed)
+        if length - cached < self._threshold:
+            return "short"
+        if attempt == self._max_attempts:
+            return "last_attempt"
+        return None if self._leg.has_worker(failed) else "no_worker"
 
     async def _choices(
         self,
@@ -193,7 +213,9 @@ class DecodeHandler:
                     first_token.set()
 
         async def generated(i: int, index: int, kv_transfer_params: dict[str, Any] | None) -> None:
-            emitted = False
+            last: float | None = (
+                None  #: when the choice's last output came, of the clock that costs least
+            )
             outputs = self._engine.generate(
                 f"{job.request_id}-{index}-{attempt}",
                 ids,
@@ -211,17 +233,21 @@ class DecodeHandler:
                     if output.finish_reason == "error":
                         raise (
                             EngineRequestError("the engine failed this request")
-                            if emitted or kv_transfer_params is None
+                            if last is not None or kv_transfer_params is None
                             else PullFailedError("the KV cache could not be pulled")
                         )
-                    if not emitted:
+                    came = time.perf_counter()
+                    if last is not None:
+                        metrics.ITL.observe(came - last)
+                    else:
                         _note_first(output, watch)
-                        emitted = True
                         pulled.set()
                         if handoff is not None and i == 0:
                             output = dataclasses.replace(
                                 output, prompt_logprobs=handoff.prompt_logprobs
                             )
+                    last = came
+                    self.num_generated_token_ids += len(output.token_ids)
                     watch.token()
                     stream.add(index, output)
                     first_token.set()
@@ -238,7 +264,10 @@ class DecodeHandler:
                 raise
             raise NothingEmittedError(str(error)) from error
         finally:
-            if handoff is not None and not pulled.is_set():
+            if handoff is not None and pulled.is_set():
+                metrics.HANDOFFS_USED.inc()
+            elif handoff is not None:
+                metrics.not_pulled(prompt)
                 # Also when the engine has it already: a cancel may come before it has begun to pull.
                 self._leg.release(handoff)
 
@@ -248,3 +277,5 @@ def _note_first(output: Any, watch: Stopwatch) -> None:
     watch.add(num_cached_token_ids=output.num_cached_token_ids)
     if output.kv_transfer_s is not None:
         watch.add(kv_transfer_s=output.kv_transfer_s, kv_transfer_bytes=output.kv_transfer_bytes)
+        watch.num_kv_descriptors = output.num_kv_descriptors
+        metrics.pulled(output.kv_transfer_s, output.kv_transfer_bytes)

@@ -8,7 +8,7 @@ from collections import OrderedDict
 
 from headrace.decode.pending import Pending
 from headrace.engine.interface import DecodeEngine
-from headrace.shared import subjects, wire
+from headrace.shared import metrics, subjects, wire
 from headrace.shared.broker import Received
 from headrace.shared.errors import BrokerError, HandoffError, RequestError, WireError
 from headrace.shared.messages import Handoff, PrefillFailed, PrefillNoted, PrefillStarted
@@ -61,6 +61,7 @@ class HandoffInbox:
             if pending is not None:  # a task that waits still: another one has used it
                 pending.give_up()
         elif (pending is None or not pending.take(answer)) and isinstance(answer, Handoff):
+            metrics.HANDOFFS_ORPHANED.inc()
             log_refused(answer, "unknown_task", f"nobody waits for task {answer.task_id}")
             self.release(answer)
 
@@ -97,6 +98,7 @@ class HandoffInbox:
 
 def log_refused(handoff: Handoff, reason: str, why: str) -> None:
     """Say why a handoff does not reach the engine; `reason` is a stable word."""
+    metrics.HANDOFFS_REFUSED.labels(reason).inc()
     logger.warning(
         "handoff refused: %s",
         why,

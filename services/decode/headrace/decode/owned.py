@@ -24,18 +24,23 @@ class Owned:
     epoch: int  #: as which owner
     num_absences: int  #: those after which it was this worker's still
     task: asyncio.Task[None]  #: what works on it
-    is_superseded: bool = False  #: another worker has taken it over
+    superseded_by: int = 0  #: the owner that has taken it over; 0: nobody has
     is_doubted: bool = False  #: whether that is so is being read
     is_given_back: bool = False  #: it goes back to its queue, for a job that is more urgent
     ended: asyncio.Future[bool] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )  #: True once the job is acked, False when it is not this worker's any more
 
-    def supersede(self) -> None:
+    @property
+    def is_superseded(self) -> bool:
+        """Whether another worker has taken it over."""
+        return self.superseded_by > 0
+
+    def supersede(self, epoch: int) -> None:
         """Let go of the job at once: nothing more of it is published, and it is not acked."""
         if not self.is_superseded:
-            self.is_superseded = True
             self.task.cancel()
+        self.superseded_by = max(epoch, self.superseded_by)
 
     def give_back(self) -> None:
         """Let go of the job, so that a worker with a free slot gets it."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from headrace.decode.owned import Absences, JobKey, Owned
 from headrace.decode.takeover import Succession
 from headrace.shared import subjects
-from headrace.shared.broker import Received
+from headrace.shared.broker import Delivery, Received
 from headrace.shared.errors import BrokerError
 from headrace.shared.messages import Job
 from headrace.shared.owners import announced
@@ -42,6 +42,22 @@ class Ownership:
         """Return the job as it is owned here, if it is."""
         return self._owned.get((job.tenant, job.request_id))
 
+    async def settled(self, job: Job, delivery: Delivery) -> bool:
+        """Settle a job that came again to the worker that has it, as it ends there.
+
+        False: it is to be worked on, now by this delivery; nobody else has a later one. Raises: BrokerError.
+        """
+        while (owned := self.get(job)) is not None:
+            if await asyncio.shield(owned.ended):
+                await delivery.ack()
+                return True
+            if not owned.is_superseded:
+                await delivery.nak()
+                return True
+            if owned.superseded_by > delivery.num_delivered:
+                return True  # by a delivery after this one: it is another worker's, and not to be disturbed
+        return False
+
     @contextlib.contextmanager
     def hold(self, job: Job, epoch: int) -> Iterator[Owned]:
         """Own a job while the block runs, in the current task."""
@@ -61,16 +77,16 @@ class Ownership:
         num_absences = self._absences.count()
         if num_absences == owned.num_absences:
             return
-        if await self._succession.is_superseded(owned.job, owned.epoch):
-            owned.supersede()
+        if epoch := await self._succession.later_owner(owned.job, owned.epoch):
+            owned.supersede(epoch)
             await asyncio.sleep(0)  # the cancel comes through here, where it is this job's own task
         owned.num_absences = num_absences
 
     async def doubt(self, owned: Owned) -> bool:
         """Let go of a job if it was taken over; return False when it was not, or nothing can be read."""
         try:
-            if await self._succession.is_superseded(owned.job, owned.epoch):
-                owned.supersede()
+            if epoch := await self._succession.later_owner(owned.job, owned.epoch):
+                owned.supersede(epoch)
                 return True
         except BrokerError as error:
             logger.warning("job not checked: %s", error, extra={"action": "check_failed"})
@@ -94,4 +110,4 @@ class Ownership:
         owned = self._owned.get((takeover.tenant, takeover.request_id))
         is_own = takeover.decode_instance == self._worker.instance
         if owned is not None and not is_own and takeover.epoch > owned.epoch:
-            owned.supersede()
+            owned.supersede(takeover.epoch)

@@ -48,6 +48,11 @@ class Peers:
         peer = self._peers.get(instance)
         return peer is None or peer.is_usable
 
+    @property
+    def unusable(self) -> tuple[str, ...]:
+        """Who cannot be pulled from, as far as is known."""
+        return tuple(sorted(name for name, peer in self._peers.items() if not peer.is_usable))
+
     def pulled(self, instance: str) -> None:
         """Note a pull that succeeded."""
         peer = self._peers.get(instance)

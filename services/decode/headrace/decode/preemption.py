@@ -11,8 +11,9 @@ from headrace.decode.owned import Owned
 from headrace.decode.stream import Stream
 from headrace.shared.subjects import Lane
 
-CONTINUABLE_S = 600.0
-"""A streamed answer is taken up again from what `HR_OUT` holds of it, which it keeps for 15 minutes."""
+CONTINUABLE_S = 300.0
+"""A streamed answer is taken up again from what `HR_OUT` holds of it, which it keeps for 15 minutes. So much of them
+may have passed; in the others the job has to find its next worker. Of a continuation nobody knows how much has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,5 +62,8 @@ class Preemption:
             victim.owned.give_back()
 
     def _may_preempt(self, job: _Running) -> bool:
-        is_unseen = not job.owned.job.stream or len(job.stream.log) == 0
-        return is_unseen or (job.stream.keeps_entries and self._now() - job.since < CONTINUABLE_S)
+        stream = job.stream
+        if not job.owned.job.stream or len(stream.log) == 0:
+            return True  # nobody has seen a part of it
+        is_stored = not stream.is_continuation and self._now() - job.since < CONTINUABLE_S
+        return stream.keeps_entries and is_stored

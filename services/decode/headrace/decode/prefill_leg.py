@@ -16,7 +16,7 @@ from headrace.decode.peers import Peers
 from headrace.decode.pending import AttemptFailedError, Pending
 from headrace.decode.priority import engine_priority
 from headrace.engine.interface import DecodeEngine, EngineInfo
-from headrace.shared import subjects, wire
+from headrace.shared import spans, subjects, wire
 from headrace.shared.errors import (
     BrokerError,
     ExpiredError,
@@ -87,15 +87,18 @@ class PrefillLeg:
         pending = self._pend(job, prompt, usable)
         self._inbox.pending[pending.task.task_id] = pending
         candidates = [worker.instance for worker in usable]
+        error: str | None = "no_answer"
         pending.watch(self._worker.pulse, [pending.target] if pending.target else candidates)
         try:
             await self._publish(pending)
             result = await self._answered(pending, failed)
+            error = result.failure.code if isinstance(result, PrefillFailed) else None
         except asyncio.CancelledError:
             if pending.answer.done() and not pending.answer.cancelled():
                 self._inbox.release(pending.answer.result())
             raise
         finally:
+            spans.waited_for_prefill(self._worker.tracer, job, pending.task, self._now(), error)
             pending.unwatch()
             del self._inbox.pending[pending.task.task_id]
         if isinstance(result, PrefillFailed):
@@ -147,6 +150,7 @@ class PrefillLeg:
             priority=engine_priority(job),
             lane=job.lane,
             prompt_logprobs=prompt.prompt_logprobs,
+            traceparent=self._worker.tracer.begin(job.traceparent),
         )
         return Pending(
             task=task,

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import time
-from typing import Any
 
 from headrace.decode import engine as engines
 from headrace.decode.continuation import may_continue
+from headrace.decode.generation import generate
 from headrace.decode.handler import DecodeHandler, Stopwatch
 from headrace.decode.links import Links
+from headrace.decode.live_streams import LiveStreams
 from headrace.decode.owned import Owned
 from headrace.decode.ownership import Ownership
 from headrace.decode.peers import Peers
@@ -21,15 +21,14 @@ from headrace.decode.prefix_index import PrefixIndex
 from headrace.decode.stream import Stream
 from headrace.decode.takeover import Start, Succession
 from headrace.engine.interface import DecodeEngine, EngineInfo, watch_engine
-from headrace.shared import subjects, wire
-from headrace.shared.broker import Delivery, Received, WorkQueue
+from headrace.shared import metrics, spans, subjects, wire
+from headrace.shared.broker import Delivery, WorkQueue
 from headrace.shared.choices import check_choices
 from headrace.shared.contract import contract, served_name
 from headrace.shared.errors import (
     BadRequestError,
     CancelledRequestError,
     EngineRequestError,
-    ExpiredError,
     MalformedMessageError,
     NoWorkerError,
     RequestError,
@@ -37,27 +36,16 @@ from headrace.shared.errors import (
 )
 from headrace.shared.intake import Intake, Slots, all_or_none, guarded
 from headrace.shared.messages import (
-    Credit,
     Job,
-    OpenStream,
-    Resync,
-    StopChoice,
-    StreamDone,
     StreamEnd,
-    StreamOpened,
-    StreamRefused,
-    StreamUnknown,
 )
 from headrace.shared.openai_errors import failure_of
-from headrace.shared.readers import READER_GONE
 from headrace.shared.settings import EngineKind, Settings
 from headrace.shared.subjects import Lane, Role
-from headrace.shared.tasks import spawn
 from headrace.shared.worker import Worker, joined, status_of, terminal_of
 
 logger = logging.getLogger(__name__)
 
-CLAIM_TIMEOUT_S = 2.0
 END_GRACE_S = 10.0
 
 
@@ -98,13 +86,11 @@ class DecodeService:
         self._engine = engine
         self._info = info
         self._slots = Slots(worker.slots)
-        self._stream_ids = itertools.count(1)
-        self._streams: dict[int, Stream] = {}
         self._links = Links(worker)
         self._preemption = Preemption(self._slots.notify)
         self._succession = Succession(worker, engine)
         self._ownership = Ownership(worker, self._succession)
-        self._checks: set[asyncio.Task[None]] = set()
+        self._streams = LiveStreams(worker, self._links, self._ownership)
         self._peers = Peers(worker, engine)
         self._leg = PrefillLeg(
             worker,
@@ -126,7 +112,7 @@ class DecodeService:
     async def serve(self, stop: asyncio.Event) -> None:
         """Take jobs until `stop`, then drain."""
         await self._leg.start()
-        await self._worker.broker.subscribe(subjects.ctl(self._worker.instance), self._on_control)
+        await self._streams.start()
         await self._ownership.start()
         queues = [WorkQueue.job(self._worker.pool, lane) for lane in Lane]
         intake = Intake(
@@ -146,8 +132,7 @@ class DecodeService:
             )
         finally:
             self._links.close()
-            for check in self._checks:
-                check.cancel()
+            self._streams.close()
 
     async def _work(self, delivery: Delivery) -> None:
         try:
@@ -166,18 +151,9 @@ class DecodeService:
             await delivery.ack()
             return
         async with delivery.keep_alive():
-            owned = self._ownership.get(job)
-            if owned is not None:  # this worker was away for longer than ack_wait, and has it still
-                await self._wait_for(owned, delivery)
-            else:
+            # This worker may have it still: it was away for longer than `ack_wait`.
+            if not await self._ownership.settled(job, delivery):
                 await self._take_on(job, delivery)
-
-    async def _wait_for(self, owned: Owned, delivery: Delivery) -> None:
-        """Settle a job that came again to the worker that has it, as it ends there."""
-        if await asyncio.shield(owned.ended):
-            await delivery.ack()
-        elif not owned.is_superseded:  # else it is another worker's, and not to be disturbed
-            await delivery.nak()
 
     async def _take_on(self, job: Job, delivery: Delivery) -> None:
         """Own a job until it is acked, goes back, or another worker takes it over."""
@@ -199,6 +175,7 @@ class DecodeService:
                 extra={"action": "job_superseded", "request_id": owned.job.request_id},
             )
             return
+        metrics.PREEMPTED.inc()
         logger.info(
             "job given back: a more urgent one needs its slots",
             extra={"action": "job_preempted", "request_id": owned.job.request_id},
@@ -213,6 +190,8 @@ class DecodeService:
             start = None
         if start is not None:
             owned.epoch = start.epoch
+            job = owned.job
+            self._worker.events.request("started", job.tenant, job.lane, job.request_id)
             await self._own(owned, start, delivery.reply)
 
     def _check_subject(self, job: Job, delivery: Delivery) -> None:
@@ -239,29 +218,16 @@ class DecodeService:
         """Bring a job to its terminal, as its `start.epoch`-th owner."""
         job = owned.job
         extra_slots = len(job.prompts) * job.n - 1
-        stream = Stream(
-            job,
-            next(self._stream_ids),
-            start=start,
-            keeps_entries=self._may_continue(job),
-            hand_back=hand_back,
-            decode_instance=self._worker.instance,
-            claim=self._claim,
-            link_to=self._links.to,
-        )
-        self._streams[stream.stream_id] = stream
-        self._slots.take(extra_slots)
-        delivery = asyncio.create_task(stream.deliver())
-        try:
-            await self._run(owned, stream, start, delivery)
-        finally:
-            delivery.cancel()
-            self._slots.give(extra_slots)
-            del self._streams[stream.stream_id]
-            if owned.is_given_back and stream.derender_instance:
-                spawn(
-                    self._links.tell_gone(stream.derender_instance, stream.stream_id), self._checks
-                )
+        with self._streams.open(
+            owned, start, keeps_entries=self._may_continue(job), hand_back=hand_back
+        ) as stream:
+            self._slots.take(extra_slots)
+            delivery = asyncio.create_task(stream.deliver())
+            try:
+                await self._run(owned, stream, start, delivery)
+            finally:
+                delivery.cancel()
+                self._slots.give(extra_slots)
 
     def _may_continue(self, job: Job) -> bool:
         try:
@@ -279,14 +245,27 @@ class DecodeService:
             now=time.time,
             is_continued=start.continuation is not None,
         )
+        spans.taken(self._worker.tracer, job, watch.taken, start.epoch)
         error: RequestError | None = None
         try:
             with self._preemption.running(owned, stream):
-                await self._generate(job, stream, start, watch, delivery)
+                await generate(self._worker, self._handler, job, stream, start, watch, delivery)
         except RequestError as failed:
             error = failed
+            if isinstance(failed, CancelledRequestError):
+                metrics.CANCELS_EFFECTIVE.labels(self._worker.role).inc()
         await self._ownership.check(owned)
         timings = watch.read(stream.log.num_token_ids)
+        spans.decoded(
+            self._worker.tracer,
+            job,
+            timings,
+            start=watch.ready_at,
+            first=watch.first,
+            last=watch.last if error is None else time.time(),
+            num_descriptors=watch.num_kv_descriptors,
+            error=None if error is None else error.code,
+        )
         self._log_end(job, error, stream)
         stream.finish(
             StreamEnd(
@@ -306,56 +285,15 @@ class DecodeService:
             late = NoWorkerError("no derender worker took the answer in time")
             await self._publish_failure(job, error or late, epoch=start.epoch)
 
-    async def _generate(
-        self,
-        job: Job,
-        stream: Stream,
-        start: Start,
-        watch: Stopwatch,
-        delivery: asyncio.Task[None],
-    ) -> None:
-        """Generate until the end, the deadline, a cancel, or a derender worker's refusal."""
-        reason = self._worker.cancels.reason(job.tenant, job.request_id, job.timings.accepted)
-        reader = job.reader if job.lane is Lane.RT else None
-        if reason is None and self._worker.readers.is_gone(reader):
-            reason = READER_GONE
-        if reason is not None:
-            raise CancelledRequestError(f"request {job.request_id} was cancelled: {reason}")
-        remaining = job.deadline - time.time()
-        if remaining <= 0:
-            raise ExpiredError(f"request {job.request_id} waited for decode past its deadline")
-        rest = job if start.continuation is None else start.continuation.rest
-        if rest is None:
-            return  # all of it was generated before
-        work = asyncio.create_task(self._handler.generate(rest, stream, watch))
-        cancelled: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._worker.cancels.watch(job.tenant, job.request_id, cancelled.set_result)
-        unwatch = self._worker.readers.watch(
-            reader, lambda: self._worker.cancel(job.tenant, job.request_id, READER_GONE)
-        )
-        try:
-            ends: set[asyncio.Future[Any]] = {work, cancelled, delivery}
-            await asyncio.wait(ends, timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
-            elif cancelled.done():
-                raise CancelledRequestError(
-                    f"request {job.request_id} was cancelled: {cancelled.result()}"
-                )
-            elif delivery.done():
-                delivery.result()
-                raise EngineRequestError("the answer was ended before it was generated")
-            else:
-                raise ExpiredError(f"request {job.request_id} ran past its deadline")
-        finally:
-            unwatch()
-            self._worker.cancels.unwatch(job.tenant, job.request_id, cancelled.set_result)
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
-
     async def _publish_failure(self, job: Job, error: RequestError, *, epoch: int = 0) -> None:
         terminal = terminal_of(job.request_id, error, epoch=epoch, timings=job.timings)
-        await self._worker.publish_terminal(job.tenant, job.lane, terminal, reply_to=job.reply_to)
+        await self._worker.publish_terminal(
+            job.tenant,
+            job.lane,
+            terminal,
+            reply_to=job.reply_to,
+            keeps_result=job.keeps_result,
+        )
 
     def _log_end(self, job: Job, error: RequestError | None, stream: Stream) -> None:
         logger.info(
@@ -367,59 +305,6 @@ class DecodeService:
             },
         )
 
-    async def _claim(self, request: OpenStream) -> StreamOpened | StreamRefused:
-        answer = await self._worker.broker.request(
-            subjects.derender_open(self._worker.slug),
-            wire.encode(request),
-            timeout_s=CLAIM_TIMEOUT_S,
-        )
-        try:
-            return wire.decode(answer, StreamOpened, StreamRefused)
-        except WireError as error:
-            raise NoWorkerError(f"unreadable answer from derender: {error}") from None
-
-    def _on_control(self, received: Received) -> None:
-        try:
-            message = wire.decode(
-                received.payload, Credit, Resync, StopChoice, StreamDone, StreamUnknown
-            )
-        except WireError as error:
-            logger.warning(
-                "unreadable control message: %s", error, extra={"action": "control_unreadable"}
-            )
-            return
-        if isinstance(message, Credit):
-            self._links.credit(message)
-            return
-        stream = self._streams.get(message.stream_id)
-        if isinstance(message, Resync) and message.derender_instance:
-            if stream is None or not stream.is_with(message.derender_instance):
-                spawn(
-                    self._links.tell_gone(message.derender_instance, message.stream_id),
-                    self._checks,
-                )
-                return
-        if stream is None:
-            return
-        if isinstance(message, StopChoice):
-            stream.stop(message.choice)
-        elif isinstance(message, StreamDone):
-            stream.done()
-        elif isinstance(message, StreamUnknown):
-            spawn(self._on_unknown(stream, message.derender_instance), self._checks)
-        else:
-            stream.resync(message.index)
-
-    async def _on_unknown(self, stream: Stream, derender_instance: str) -> None:
-        """A derender worker has dropped the stream: because of a takeover, or it has to be claimed again."""
-        owned = self._ownership.get(stream.job)
-        if owned is None or owned.is_doubted:
-            return  # the answer to the first of its frames is enough
-        owned.is_doubted = True
-        if not await self._ownership.doubt(owned):
-            stream.lost(derender_instance)
-        owned.is_doubted = False
-
     def _describe(self) -> dict[str, object]:
         stats = self._engine.stats()
         return {
@@ -430,4 +315,6 @@ class DecodeService:
             "kv_blocks_free": stats.num_blocks_free,
             "num_external_cached_token_ids": stats.num_external_cached_token_ids,
             "num_prefilled": self._handler.num_local_prefills,
+            "num_generated_token_ids": self._handler.num_generated_token_ids,
+            "unreachable": self._peers.unusable,
         }

@@ -63,6 +63,11 @@ class Stream:
         return self.log.stream_id
 
     @property
+    def is_continuation(self) -> bool:
+        """Whether it goes on behind what an earlier owner has published."""
+        return self._first_seq > 0
+
+    @property
     def derender_instance(self) -> str:
         """The derender worker that holds it, or held it last. Empty: none did yet."""
         return self._derender_instance

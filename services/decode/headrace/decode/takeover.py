@@ -13,7 +13,6 @@ from headrace.shared.broker import Received
 from headrace.shared.errors import EngineRequestError
 from headrace.shared.messages import Chunk, Job, Takeover, Terminal
 from headrace.shared.owners import Owners, message_of
-from headrace.shared.subjects import Lane
 from headrace.shared.worker import Worker, terminal_of
 
 logger = logging.getLogger(__name__)
@@ -101,23 +100,30 @@ class Succession:
             return None
         return Start(epoch=epoch, continuation=continuation)
 
-    async def is_superseded(self, job: Job, epoch: int) -> bool:
-        """Whether a later owner than the `epoch`-th has taken the job over. Raises: BrokerError."""
-        return (await self._seen(job)).epoch > epoch
+    async def later_owner(self, job: Job, epoch: int) -> int:
+        """Return the last owner, if it is a later one than the `epoch`-th; 0: it is not. Raises: BrokerError."""
+        last = (await self._seen(job)).epoch
+        return last if last > epoch else 0
 
     async def has_result(self, job: Job) -> bool:
-        """Whether the result of a `std` or `bulk` job is stored; then whoever waits for it is told.
+        """Whether the result of a job that keeps it is stored; then whoever waits for it is told.
 
         Raises: BrokerError.
         """
-        if job.lane is Lane.RT:
+        if not job.is_kept:
             return False
         result = await self._worker.broker.last(subjects.res(job.tenant, job.request_id))
         if result is None:
             return False
         # Whoever kept it may have been killed before the reader of `out` was told.
         terminal = wire.decode(result.payload, Terminal)
-        await self._worker.publish_terminal(job.tenant, job.lane, terminal, reply_to=job.reply_to)
+        await self._worker.publish_terminal(
+            job.tenant,
+            job.lane,
+            terminal,
+            reply_to=job.reply_to,
+            keeps_result=job.keeps_result,
+        )
         return True
 
     async def _seen(self, job: Job) -> Seen:
@@ -162,4 +168,10 @@ class Succession:
             "the decode worker of this request ended in the middle of the answer"
         )
         terminal = terminal_of(job.request_id, error, seq=seq, epoch=epoch, timings=job.timings)
-        await self._worker.publish_terminal(job.tenant, job.lane, terminal, reply_to=job.reply_to)
+        await self._worker.publish_terminal(
+            job.tenant,
+            job.lane,
+            terminal,
+            reply_to=job.reply_to,
+            keeps_result=job.keeps_result,
+        )

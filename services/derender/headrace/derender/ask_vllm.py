@@ -7,19 +7,20 @@ from typing import Any
 from fastapi.responses import JSONResponse
 from pydantic import TypeAdapter
 from vllm.entrypoints.scale_out.derender.serving import ServingDerender
-from vllm.entrypoints.scale_out.token_in_token_out.protocol import (
+from vllm.renderers.online_derenderer import OnlineDerenderer
+
+from headrace.engine import vllm_request
+from headrace.engine.vllm_text import TextStack
+from headrace.engine.vllm_versions import (
     DerenderChatRequestUnion,
     DerenderChatStreamRequest,
     DerenderChatStreamResponse,
     DerenderCompletionRequestUnion,
     DerenderCompletionStreamRequest,
     DerenderCompletionStreamResponse,
+    ErrorResponse,
+    validate_token_ids,
 )
-from vllm.entrypoints.serve.engine.protocol import ErrorResponse
-from vllm.renderers.online_derenderer import OnlineDerenderer
-
-from headrace.engine import vllm_request
-from headrace.engine.vllm_text import TextStack
 from headrace.shared.errors import BadRequestError, RequestError
 from headrace.shared.messages import Ask
 
@@ -78,7 +79,7 @@ class VllmAnswers:
 
     def _check_token_ids(self, choices: list[Any]) -> None:
         for choice in choices:
-            self._renderer.validate_token_ids(choice.token_ids or [], parameter="token_ids")
+            validate_token_ids(self._renderer, choice.token_ids or [], parameter="token_ids")
 
 
 def _body(answer: Any) -> bytes:

@@ -86,6 +86,7 @@ class StreamHandler:
         """Those fed since the last chunk, where chunks carry them."""
         self._active_at = clock()
         self._now = now
+        self.opened = now()  #: when it was claimed (Unix seconds)
         self._clock = clock
         self._cpu = cpu
         self._cpu_s = 0.0
@@ -216,6 +217,7 @@ class StreamHandler:
             http_status=200,
             body=closed.body,
             epoch=self.claim.epoch,
+            result=closed.result if self.job.is_kept else b"",
         )
         return chunk, self._stamped(terminal, end)
 

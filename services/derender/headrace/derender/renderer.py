@@ -28,6 +28,7 @@ class Closed:
 
     chunks: tuple[bytes, ...] = ()  #: the last chunks of a streamed answer (usage)
     body: bytes = b""  #: the whole answer, where it was not streamed
+    result: bytes = b""  #: the response that a stream of the Responses API ended with
 
 
 class AnswerStream(Protocol):

@@ -9,6 +9,7 @@ import msgspec
 
 from headrace.derender.generate_fake import FakeGenerateAnswer
 from headrace.derender.renderer import AnswerStream, Closed, Fed, Logprobs
+from headrace.derender.responses_fake import FakeResponse
 from headrace.shared import prompt_logprobs as packing
 from headrace.shared import token_ids as packed
 from headrace.shared.contract import contract
@@ -57,6 +58,8 @@ class FakeDerenderer:
         if job.endpoint == "generate":
             usage = bool(body.stream_options and body.stream_options.include_usage)
             return FakeGenerateAnswer(job, asks_usage=usage)
+        if job.endpoint == "responses":
+            return FakeResponse(job)
         return _FakeAnswer(job, params, body)
 
     async def ask(self, ask: Ask) -> bytes:

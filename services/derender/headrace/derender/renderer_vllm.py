@@ -9,7 +9,6 @@ from typing import Any, cast
 import msgspec
 from pydantic import TypeAdapter
 from vllm.engine.protocol import EngineClient
-from vllm.entrypoints.generate.base.protocol import RequestResponseMetadata
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
@@ -17,9 +16,7 @@ from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateRequest
 from vllm.entrypoints.scale_out.token_in_token_out.serving import ServingTokens
-from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.inputs import tokens_input
-from vllm.renderers.chat_utils import ConversationMessage
 from vllm.sampling_params import SamplingParams
 
 from headrace.derender.answer import Results, StreamedAnswer, WholeAnswer
@@ -31,6 +28,12 @@ from headrace.engine.loop_thread import LoopThread
 from headrace.engine.vllm_outputs import Outputs, PromptParams
 from headrace.engine.vllm_request import VllmRequest
 from headrace.engine.vllm_text import TextStack
+from headrace.engine.vllm_versions import (
+    ConversationMessage,
+    ErrorResponse,
+    RequestResponseMetadata,
+    make_parser,
+)
 from headrace.shared import token_ids as packed
 from headrace.shared.contract import contract
 from headrace.shared.errors import BadRequestError
@@ -140,7 +143,7 @@ class _Server:
         template_kwargs = self.chat._effective_chat_template_kwargs(request)
         parser = None
         if self.chat.parser_cls is not None:
-            parser = self.chat._make_parser(request, self.tokenizer, template_kwargs)
+            parser = make_parser(self.chat, request, self.tokenizer, template_kwargs)
         self._adjust(request, prompts[0].token_ids)
         request_id = f"chatcmpl-{_public_id(request, job)}"
         outputs = Outputs(self.tokenizer, prompts, job.n)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
-from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
 from headrace.derender.answer import Results, StreamedAnswer, WholeAnswer
 from headrace.derender.renderer import AnswerStream, Closed
 from headrace.engine import vllm_request, vllm_responses
 from headrace.engine.vllm_outputs import Outputs
 from headrace.engine.vllm_text import TextStack
+from headrace.engine.vllm_versions import ErrorResponse
 from headrace.shared.errors import RequestError
 from headrace.shared.messages import Job
 
@@ -88,9 +89,15 @@ class _StreamedResponse(StreamedAnswer):
 
     async def _read(self, lines: AsyncGenerator[Any, None]) -> None:
         item_ids = ItemIds(self._job.request_id)
+        self._result = b""
         async for event in lines:
             item_ids.fix_event(event)
+            if event.type == "response.completed":
+                self._result = event.response.model_dump_json(by_alias=True).encode()
             self._chunks.append(event.model_dump_json(by_alias=True).encode())
+
+    def close(self) -> Closed:
+        return replace(super().close(), result=self._result)
 
 
 class _WholeResponse(WholeAnswer):

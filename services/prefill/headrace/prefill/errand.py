@@ -47,10 +47,14 @@ class Errand:
         worker: Worker,
         task: PrefillTask,
         compute: Callable[[PrefillTask], Awaitable[Answer]],
+        drop: Callable[[Handoff], Awaitable[None]],
     ) -> None:
+        """`drop` frees the blocks of a handoff that nobody can have."""
         self._worker = worker
         self._task = task
         self._compute = compute
+        self._drop = drop
+        self._may_be_known = False  # whether decode may have the handoff, and so pull
         # Decode's clock may be another one.
         self._expires = task.expires + worker.table.clock_offset(task.decode_instance)
         self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -83,7 +87,11 @@ class Errand:
         finally:
             unwatch()
             computing.cancel()
-            await asyncio.gather(computing, return_exceptions=True)
+            (answer,) = await asyncio.gather(computing, return_exceptions=True)
+            # Of a handoff that may be known, the blocks stay until the lease ends: decode may be cut off from the
+            # broker and pull all the same.
+            if isinstance(answer, Handoff) and not self._may_be_known:
+                await self._drop(answer)
 
     async def _ack(self, delivery: Delivery) -> None:
         """Decode knows: a copy that comes again, because the broker was away, is dropped."""
@@ -160,12 +168,15 @@ class Errand:
         """Say it until decode has noted it, or it is too late; return whether the task is wanted still."""
         subject, payload = subjects.kv(self._task.decode_instance), wire.encode(message)
         while time.time() < until:
+            was_known = self._may_be_known
+            self._may_be_known = was_known or isinstance(message, Handoff)
             try:
                 reply = await self._worker.broker.request(
                     subject, payload, timeout_s=NOTED_TIMEOUT_S
                 )
                 return wire.decode(reply, PrefillNoted).wanted
             except NoWorkerError:
+                self._may_be_known = was_known  # nobody was there to hear it
                 if isinstance(message, PrefillStarted):
                     # A decode worker that comes back publishes again what it waits for.
                     return False
@@ -175,5 +186,8 @@ class Errand:
                     error,
                     extra={"action": "noted_late", "request_id": self._task.request_id},
                 )
+            except RequestError:  # it was not even sent
+                self._may_be_known = was_known
+                raise
             await asyncio.sleep(RETRY_S)
         return False

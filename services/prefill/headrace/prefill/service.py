@@ -9,9 +9,10 @@ import uuid
 
 from headrace.engine.interface import EngineInfo, PrefillEngine, watch_engine
 from headrace.prefill import engine as engines
+from headrace.prefill.copies import Copies
 from headrace.prefill.errand import Errand
 from headrace.prefill.handler import PrefillHandler
-from headrace.shared import subjects, wire
+from headrace.shared import metrics, spans, subjects, wire
 from headrace.shared.broker import Delivery, Received, WorkQueue
 from headrace.shared.contract import contract, served_name
 from headrace.shared.errors import (
@@ -29,7 +30,7 @@ from headrace.shared.openai_errors import failure_of
 from headrace.shared.settings import EngineKind, Settings
 from headrace.shared.subjects import Lane, Role
 from headrace.shared.tasks import spawn
-from headrace.shared.token_ids import pack, prompt_hash
+from headrace.shared.token_ids import count, pack, prompt_hash
 from headrace.shared.worker import Worker, joined
 
 logger = logging.getLogger(__name__)
@@ -71,12 +72,13 @@ class PrefillService:
         self, settings: Settings, worker: Worker, engine: PrefillEngine, info: EngineInfo
     ) -> None:
         self._settings = settings.prefill
+        self._kv_host = settings.nixl.host
         self._worker = worker
         self._engine = engine
         self._info = info
         self._slots = Slots(worker.slots)
         self._num_prefilled = 0
-        self._running: set[str] = set()  # task IDs
+        self._copies = Copies(self._slots)
         self._handshakes: set[asyncio.Task[None]] = set()
         self._handler = PrefillHandler(
             engine,
@@ -86,6 +88,7 @@ class PrefillService:
             clock_offset=worker.table.clock_offset,
         )
         worker.describe = self._describe
+        worker.counts = self._counts
 
     async def serve(self, stop: asyncio.Event) -> None:
         """Take tasks until `stop`, then drain."""
@@ -169,25 +172,42 @@ class PrefillService:
         except WireError as error:
             await self._worker.dead_letter(delivery, str(error))
             return
-        if task.task_id in self._running:  # published twice
+        if await self._copies.is_answered(task.task_id, delivery):
             await delivery.ack()
             return
-        self._running.add(task.task_id)
-        try:
-            answer = await Errand(self._worker, task, self._answer).run(delivery)
-        finally:
-            self._running.discard(task.task_id)
+        with self._copies.under_way(task.task_id) as has_answer:
+            answer = await Errand(self._worker, task, self._traced, self._drop).run(delivery)
+            has_answer.set_result(answer is not None)
         self._num_prefilled += isinstance(answer, Handoff)
+        if answer is None:  # whatever was computed of it
+            metrics.PREFILL_WASTED.labels("unwanted").inc(count(task.token_ids))
 
     async def _give_up(self, delivery: Delivery) -> None:
         task = wire.decode(delivery.payload, PrefillTask)
         failed = self._failed(task, EngineRequestError("this prompt made prefill fail"))
         await self._worker.broker.publish(subjects.kv(task.decode_instance), wire.encode(failed))
 
+    async def _drop(self, handoff: Handoff) -> None:
+        """Free the blocks of a handoff that nobody can have."""
+        logger.info(
+            "handoff dropped: nobody was told of it",
+            extra={"action": "handoff_dropped", "request_id": handoff.request_id},
+        )
+        await self._engine.drop_lease(handoff.kv_transfer_params)
+
+    async def _traced(self, task: PrefillTask) -> Handoff | PrefillFailed:
+        answer = await self._answer(task)
+        if isinstance(answer, Handoff):
+            metrics.prefilled(task, answer)
+        spans.prefilled(self._worker.tracer, task, answer, time.time())
+        return answer
+
     async def _answer(self, task: PrefillTask) -> Handoff | PrefillFailed:
         try:
             handoff = await self._run(task)
         except (RequestError, MalformedMessageError) as error:
+            if isinstance(error, CancelledRequestError):
+                metrics.CANCELS_EFFECTIVE.labels(self._worker.role).inc()
             return self._failed(
                 task, error if isinstance(error, RequestError) else EngineRequestError(str(error))
             )
@@ -247,6 +267,13 @@ class PrefillService:
             timer.cancel()
             self._worker.cancels.unwatch(task.tenant, task.request_id, cancel)
 
+    def _counts(self) -> dict[str, float]:
+        stats = self._engine.stats()
+        return {
+            "headrace_handoffs_leased": stats.num_leases,
+            "headrace_handoffs_expired": stats.num_expired_leases,
+        }
+
     def _describe(self) -> dict[str, object]:
         stats = self._engine.stats()
         return {
@@ -256,4 +283,5 @@ class PrefillService:
             "kv_blocks_total": self._info.num_blocks,
             "kv_blocks_free": stats.num_blocks_free,
             "num_prefilled": self._num_prefilled,
+            "kv_host": self._kv_host,
         }

@@ -8,13 +8,13 @@ from fastapi.responses import JSONResponse
 from pydantic import TypeAdapter
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.scale_out.render.serving import ServingRender
-from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, TokenizeRequest
 from vllm.entrypoints.serve.tokenize.serving import ServingTokenization
 
 from headrace.engine import vllm_request
 from headrace.engine.vllm_request import VllmRequest
 from headrace.engine.vllm_text import TextStack
+from headrace.engine.vllm_versions import ErrorResponse, validate_token_ids
 from headrace.shared.errors import BadRequestError
 from headrace.shared.messages import Ask
 
@@ -44,7 +44,7 @@ class VllmAnswers:
             return _body(await self._tokenization.create_tokenize(request, None))
         if ask.endpoint == "detokenize":
             request = vllm_request.validated(_detokenize, ask.body)
-            self._stack.renderer.validate_token_ids(request.tokens, parameter="tokens")
+            validate_token_ids(self._stack.renderer, request.tokens, parameter="tokens")
             return _body(await self._tokenization.create_detokenize(request, None))
         if ask.endpoint == "chat.completions.render":
             return await self._rendered(vllm_request.parse("chat.completions", ask.body), ask)

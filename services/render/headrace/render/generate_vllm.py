@@ -11,6 +11,7 @@ from vllm.entrypoints.serve.utils.api_utils import get_max_tokens
 from vllm.sampling_params import RequestOutputKind
 
 from headrace.engine import vllm_request
+from headrace.engine.vllm_versions import sampling_field
 from headrace.shared.errors import BadRequestError
 
 _generate: TypeAdapter[Any] = TypeAdapter(GenerateRequest)
@@ -48,10 +49,10 @@ async def generate_request(serving: ServingRender, body: bytes) -> GenerateReque
 
 def _check_supported(request: GenerateRequest) -> None:
     for name in _NOT_TEXT:
-        if getattr(request, name):
+        if vars(request).get(name):
             raise BadRequestError(
                 "only text is supported: no images, audio, video or files", param=name
             )
     for name in _NOT_CARRIED:
-        if getattr(request.sampling_params, name) is not None:
+        if sampling_field(request.sampling_params, name) is not None:
             raise BadRequestError(f"{name} is not supported", param=f"sampling_params.{name}")

@@ -65,6 +65,7 @@ class RenderHandler:
             is_own_id=submission.is_own_id,
             reader=submission.reader,
             reply_to=submission.reply_to,
+            keeps_result=submission.keeps_result,
             timings=Timings(
                 accepted=submission.accepted,
                 render_queue_s=max(0.0, taken - submission.accepted),
@@ -79,7 +80,7 @@ class RenderHandler:
         now = self._now()
         if now > submission.deadline:
             raise ExpiredError(
-                f"request {submission.request_id} was not rendered in {now - submission.accepted:.1f} s, "
-                "by its deadline"
+                f"request {submission.request_id} was not rendered by its deadline, "
+                f"{submission.deadline - submission.accepted:.1f} s after it was accepted"
             )
         return now

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import msgspec
 
 from headrace.render.renderer import Rendered
+from headrace.render.responses_fake import chat_of
 from headrace.shared import token_ids
 from headrace.shared.contract import contract, served_name
 from headrace.shared.errors import BadRequestError, ModelNotFoundError
@@ -105,7 +106,7 @@ class FakeRenderer:
         if endpoint == "generate":
             return self._generate(body)
         if endpoint == "responses":
-            raise _unsupported(endpoint)
+            endpoint, body = "chat.completions", chat_of(body)
         decoder = _chat_decoder if endpoint == "chat.completions" else _completion_decoder
         request: _Chat | _Completion = _decoded(decoder, body)
         self._check_model(request.model)

@@ -6,12 +6,12 @@ import msgspec
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.scale_out.render.serving import ServingRender
 from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateRequest
-from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.inputs import tokens_input
 
 from headrace.engine import vllm_request, vllm_text
 from headrace.engine.loop_thread import LoopThread
 from headrace.engine.vllm_text import TextStack
+from headrace.engine.vllm_versions import ErrorResponse, validate_token_ids, warm_up
 from headrace.render.ask_vllm import VllmAnswers
 from headrace.render.generate_vllm import generate_request
 from headrace.render.renderer import Rendered
@@ -49,7 +49,7 @@ class VllmRenderer:
 
     async def _load(self) -> _Pipeline:
         stack = vllm_text.load(self._settings)
-        stack.online_renderer.warmup()
+        warm_up(stack.online_renderer)
         return _Pipeline(stack)
 
     async def render(self, endpoint: Endpoint, body: bytes) -> Rendered:
@@ -144,7 +144,7 @@ class _Pipeline:
     def _check_as_engine(self, generate: GenerateRequest) -> None:
         """Run the checks of vLLM's engine front here, where the client still gets an HTTP status."""
         # vLLM's own server leaves the IDs of `prompt=[1, 2]` to the engine, and an engine can die of them.
-        self._stack.renderer.validate_token_ids(generate.token_ids, parameter="prompt")
+        validate_token_ids(self._stack.renderer, generate.token_ids, parameter="prompt")
         self._stack.input_processor.process_inputs(
             generate.request_id,
             tokens_input(generate.token_ids, cache_salt=generate.cache_salt),

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm.entrypoints.scale_out.token_in_token_out.protocol import (
-    GenerateRequest,
-    ReasoningParserKwargs,
-)
-from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateRequest
 
 from headrace.engine import vllm_request, vllm_responses
 from headrace.engine.vllm_text import TextStack
+from headrace.engine.vllm_versions import ErrorResponse, ReasoningParserKwargs
 
 
 class ResponsesRenderer:

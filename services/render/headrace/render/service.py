@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from dataclasses import replace
 
 from headrace.render import renderer as renderers
 from headrace.render.handler import RenderHandler
-from headrace.shared import subjects, wire
+from headrace.shared import metrics, spans, subjects, wire
 from headrace.shared.asks import answering
 from headrace.shared.broker import Delivery, WorkQueue
 from headrace.shared.contract import contract, served_name
@@ -23,10 +23,11 @@ from headrace.shared.errors import (
 )
 from headrace.shared.intake import Intake, Slots
 from headrace.shared.messages import Terminal
+from headrace.shared.owners import message_of
 from headrace.shared.readers import READER_GONE
-from headrace.shared.settings import EngineKind, Settings
+from headrace.shared.settings import EngineKind, RenderSettings, Settings
 from headrace.shared.subjects import Lane, Role
-from headrace.shared.submission import Submission, caller_of, reply_to_of
+from headrace.shared.submission import Submission, caller_of, keeps_result, reply_to_of
 from headrace.shared.worker import Worker, joined, terminal_of
 
 logger = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ async def run(settings: Settings, *, engine: EngineKind, stop: asyncio.Event) ->
                 tenant_cache_salt=settings.render.tenant_cache_salt,
                 max_choices=settings.decode.max_choices,
             )
-            await serve(worker, handler, renderer, stop, settings.render.deadlines_s)
+            await serve(worker, handler, renderer, stop, settings.render)
         finally:
             await renderer.close()
 
@@ -64,7 +65,7 @@ async def serve(
     handler: RenderHandler,
     renderer: renderers.Renderer,
     stop: asyncio.Event,
-    default_deadline_s: Mapping[Lane, float],
+    settings: RenderSettings,
 ) -> None:
     """Take submissions until `stop`."""
     slots = Slots(worker.slots)
@@ -80,7 +81,8 @@ async def serve(
             delivery.headers,
             delivery.payload,
             now=delivery.published,
-            default_deadline_s=default_deadline_s,
+            default_deadline_s=settings.deadlines_s,
+            max_deadline_s=settings.max_deadline_s,
         )
 
     async def work(delivery: Delivery) -> None:
@@ -90,7 +92,7 @@ async def serve(
             await refuse(worker, delivery, str(error))
             return
         async with delivery.keep_alive():
-            if not await has_result(worker, submission):
+            if not await has_ended(worker, submission, delivery):
                 await answer(worker, handler, submission)
             await delivery.ack()
 
@@ -119,7 +121,8 @@ async def refuse(worker: Worker, delivery: Delivery, reason: str) -> None:
         return
     terminal = terminal_of(request_id, BadRequestError(reason))
     reply_to = reply_to_of(delivery.headers, tenant)
-    await worker.publish_terminal(tenant, lane, terminal, reply_to=reply_to)
+    keeps = keeps_result(delivery.headers)
+    await worker.publish_terminal(tenant, lane, terminal, reply_to=reply_to, keeps_result=keeps)
     await delivery.ack()
 
 
@@ -130,19 +133,33 @@ async def end(worker: Worker, submission: Submission, error: RequestError) -> No
         submission.lane,
         terminal_of(submission.request_id, error),
         reply_to=submission.reply_to,
+        keeps_result=submission.keeps_result,
     )
+
+
+async def has_ended(worker: Worker, submission: Submission, delivery: Delivery) -> bool:
+    """Whether a submission comes again after its end."""
+    if delivery.num_delivered > 1:  # whoever published its end may have been killed before the ack
+        last = await worker.broker.last(subjects.out(submission.tenant, submission.request_id))
+        if last is not None and isinstance(message_of(last), Terminal):
+            return True
+    return await has_result(worker, submission)
 
 
 async def has_result(worker: Worker, submission: Submission) -> bool:
     """Whether a submission came again after its end: then nothing is computed, and whoever waits is told."""
-    if submission.lane is Lane.RT:
+    if not submission.is_kept:
         return False
     stored = await worker.broker.last(subjects.res(submission.tenant, submission.request_id))
     if stored is None:
         return False
     terminal = wire.decode(stored.payload, Terminal)
     await worker.publish_terminal(
-        submission.tenant, submission.lane, terminal, reply_to=submission.reply_to
+        submission.tenant,
+        submission.lane,
+        terminal,
+        reply_to=submission.reply_to,
+        keeps_result=submission.keeps_result,
     )
     logger.info(
         "submitted again, and has its result",
@@ -164,9 +181,11 @@ def check_wanted(worker: Worker, submission: Submission) -> None:
 async def answer(worker: Worker, handler: RenderHandler, submission: Submission) -> None:
     """Publish the job of a submission, or the terminal that says why there is none."""
     started = time.monotonic()
+    taken = time.time()
+    traceparent, own = spans.begin_render(worker.tracer, submission)
     try:
         check_wanted(worker, submission)
-        job = await handler.handle(submission)
+        job = await handler.handle(replace(submission, traceparent=traceparent))
         check_wanted(worker, submission)  # meanwhile somebody may have changed their mind
         await worker.broker.publish_durable(
             subjects.job(worker.pool, job.tenant, job.lane),
@@ -174,14 +193,23 @@ async def answer(worker: Worker, handler: RenderHandler, submission: Submission)
             message_id=f"{job.tenant}.{job.request_id}.job",
             kept_s=kept_s(job.lane, job.deadline, time.time()),
         )
+        worker.events.request("accepted", job.tenant, job.lane, job.request_id)
     except RequestError as error:
         await end(worker, submission, error)
+        if isinstance(error, CancelledRequestError):
+            metrics.CANCELS_EFFECTIVE.labels(worker.role).inc()
+        spans.rendered(
+            worker.tracer, submission, own, taken=taken, end=time.time(), error=error.code
+        )
         logger.info(
             "request refused: %s",
             error.code,
             extra={"action": "render_refused", "request_id": submission.request_id},
         )
         return
+    spans.rendered(
+        worker.tracer, submission, own, taken=taken, end=job.published, timings=job.timings
+    )
     logger.info(
         "request rendered",
         extra={

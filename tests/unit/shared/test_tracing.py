@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.semconv._incubating.attributes import gen_ai_attributes, messaging_attributes
+from opentelemetry.semconv.attributes import error_attributes, http_attributes
+
+from headrace.shared import spans, tracing
+from headrace.shared.errors import SettingsError
+
+PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+@pytest.fixture
+def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
+    exporter = InMemorySpanExporter()
+
+    def new_exporter(env: Mapping[str, str]) -> InMemorySpanExporter:
+        return exporter
+
+    monkeypatch.setattr(tracing, "new_exporter", new_exporter)
+    return exporter
+
+
+def test_the_words_of_the_spans_are_opentelemetrys() -> None:
+    words = {
+        word
+        for module in (gen_ai_attributes, messaging_attributes, error_attributes, http_attributes)
+        for word in vars(module).values()
+        if isinstance(word, str)
+    }
+    prefixes = ("gen_ai.", "messaging.", "error.", "http.")
+    used = {word for word in vars(spans).values() if str(word).startswith(prefixes)}
+    assert len(used) > 10
+    assert used - words == set()
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {},
+        {"OTEL_TRACES_EXPORTER": "none", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"},
+        {"OTEL_TRACES_EXPORTER": "otlp", "OTEL_SDK_DISABLED": "true"},
+    ],
+)
+def test_without_an_exporter_there_are_no_traces_and_a_context_is_passed_on(
+    env: dict[str, str],
+) -> None:
+    tracer = tracing.start("render", "render-1", env)
+    assert tracer is tracing.OFF
+    assert tracer.begin(PARENT) == PARENT
+    assert tracer.begin(None) is None
+
+
+@pytest.mark.parametrize(
+    ("env", "named"),
+    [
+        ({"OTEL_TRACES_EXPORTER": "jaeger"}, "OTEL_TRACES_EXPORTER"),
+        (
+            {"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "smoke"},
+            "OTEL_EXPORTER_OTLP_PROTOCOL",
+        ),
+    ],
+)
+def test_a_wrong_exporter_is_refused_by_the_variables_name(env: dict[str, str], named: str) -> None:
+    with pytest.raises(SettingsError, match=named):
+        tracing.start("render", "render-1", env)
+
+
+@pytest.mark.parametrize("protocol", ["", "http/protobuf", "http/json", "grpc"])
+async def test_an_endpoint_alone_turns_traces_on(
+    monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
+    env = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
+    if protocol:
+        env["OTEL_EXPORTER_OTLP_PROTOCOL"] = protocol
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    tracer = tracing.start("render", "render-1", env)
+    assert tracer.is_on
+    await tracer.close()
+
+
+async def test_grpc_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
+    env = {"OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
+    with pytest.raises(SettingsError, match="not installed"):
+        tracing.start("render", "render-1", env)
+
+
+async def test_a_span_lies_under_the_context_that_came(exporter: InMemorySpanExporter) -> None:
+    tracer = tracing.start("render", "render-1", {})
+    own = tracer.begin(PARENT)
+    assert own is not None
+    tracer.span("decode", PARENT, 1.0, 3.5, own=own, events=[("first token", 2.0)], error="bad")
+    await tracer.close()
+    (span,) = exporter.get_finished_spans()
+    assert own.split("-")[1:3] == [f"{span.context.trace_id:032x}", f"{span.context.span_id:016x}"]
+    assert span.parent is not None
+    assert f"{span.parent.span_id:016x}" == PARENT.split("-")[2]
+    assert (span.start_time, span.end_time) == (1_000_000_000, 3_500_000_000)
+    assert span.events[0].timestamp == 2_000_000_000
+    assert not span.status.is_ok
+    assert span.resource.attributes["service.name"] == "headrace-render"
+    assert span.resource.attributes["service.instance.id"] == "render-1"
+
+
+async def test_the_sampler_of_the_environment_decides_on_a_new_trace(
+    exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
+    tracer = tracing.start("render", "render-1", {})
+    unsampled, sampled = tracer.begin(None), tracer.begin(PARENT)
+    assert unsampled is not None
+    assert sampled is not None
+    assert (unsampled[-2:], sampled[-2:]) == ("00", "01")
+    for context in (unsampled, sampled):
+        tracer.span("render", context, 1.0, 2.0)
+    await tracer.close()
+    assert [f"{span.context.trace_id:032x}" for span in exporter.get_finished_spans()] == [
+        PARENT.split("-")[1]
+    ]
+
+
+@pytest.mark.parametrize("broken", ["x", f"{PARENT}-", f"00-{'0' * 32}-{'0' * 16}-01"])
+async def test_a_broken_context_begins_a_new_trace_and_fails_nothing(
+    exporter: InMemorySpanExporter, broken: str
+) -> None:
+    tracer = tracing.start("render", "render-1", {})
+    tracer.span("render", broken, 1.0, 2.0)
+    assert tracer.begin(broken) is not None
+    await tracer.close()
+    assert exporter.get_finished_spans() == ()
