@@ -188,6 +188,7 @@ class Client:
         endpoint: EndpointName = "chat.completions",
         request_id: str | None = None,
         deadline_s: float | None = None,
+        traceparent: str | None = None,
         cancel_reason: str = CANCELLED,
     ) -> Result:
         """Submit one request and return how it ended, through full queues and a broker that is away.
@@ -205,6 +206,7 @@ class Client:
                 endpoint=endpoint,
                 request_id=request_id,
                 deadline_s=deadline_s,
+                traceparent=traceparent,
             )
             return await self._bring_to_its_end(submission)
         except RequestError as error:

@@ -62,7 +62,7 @@ class Window(Generic[Item]):
     def take(self) -> tuple[int, Result] | None:
         """Return the next result with its item's index; None: it is not there yet.
 
-        Raises: what `run` raised.
+        Raises: what `run` raised, which may be a cancel of its own.
         """
         index = self._next_index if self._ordered else next(iter(self._done), -1)
         task = self._done.pop(index, None)
@@ -90,9 +90,8 @@ class Window(Generic[Item]):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _ended(self, task: asyncio.Task[Result]) -> None:
-        index = self._running.pop(task)
-        if not task.cancelled():
-            self._done[index] = task
+        # A run that was cancelled from within counts too: without it the order would wait for ever.
+        self._done[self._running.pop(task)] = task
         self._changed.set()
 
 
