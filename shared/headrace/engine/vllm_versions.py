@@ -10,7 +10,8 @@ and responses, a parser's keyword arguments, the test for content that is no tex
 Errors: 0.26 has no common `VLLMError`. Its errors of the client are three classes, two of them `ValueError`s; an
 engine's failure of one request is an `EngineGenerateError`; there is no refusal by a full queue.
 
-Configuration: 0.26 has no `tool_strict_level`, and puts a reasoning parser into that of structured outputs only where it makes the whole of it.
+Configuration: 0.26 has no `tool_strict_level`, and puts a reasoning parser into that of structured outputs only where
+it makes the whole of it.
 
 Serving objects: 0.26 has no warm-up, no check of a prompt's token IDs and no method that makes a choice's parser.
 

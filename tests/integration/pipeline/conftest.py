@@ -170,5 +170,5 @@ async def pipeline(settings: Settings) -> AsyncIterator[Pipeline]:
 @pytest.fixture
 async def client(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
     url = f"http://127.0.0.1:{settings.gateway.port}"
-    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
         yield client
