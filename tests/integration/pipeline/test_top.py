@@ -50,7 +50,9 @@ async def test_a_request_that_runs_and_one_that_waits_are_seen(
     await held.decode[0].wait_until(lambda stats: stats.num_running == 1)
     async with Client(pipeline.settings.broker) as other:
         waiting = await other.submit(completion(pipeline, "two"), endpoint="completions")
-        while not queue(look := await shown(pipeline), pool, Lane.STD).num_waiting or not look.running:
+        while (
+            not queue(look := await shown(pipeline), pool, Lane.STD).num_waiting or not look.running
+        ):
             pass  # render has the second, and decode's heartbeat tells of the first
         assert {w.role for w in look.workers if w.model in (model, "")} >= {Role.GATEWAY, *STAGES}
         assert (queue(look, pool, Lane.RT).num_taken, queue(look, pool, Lane.RT).oldest_s) == (
