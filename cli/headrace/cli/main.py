@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from headrace.cli import arguments, logs, operator_arguments
 from headrace.cli.batch import arguments as batch_arguments
+from headrace.cli.bench import arguments as bench_arguments
 from headrace.cli.doctor import arguments as doctor_arguments
 from headrace.shared.errors import HeadraceError, SettingsError
 from headrace.shared.subjects import Role
@@ -133,6 +134,10 @@ def build_parser() -> argparse.ArgumentParser:
     doctor_arguments.add_doctor(doctor)
     arguments.add_settings(doctor, arguments.WORKER_FLAGS)
     doctor.set_defaults(run=_doctor)
+
+    bench = _command(commands, "bench", "Put load on an OpenAI-compatible server, and measure.")
+    bench_arguments.add_bench(bench)
+    bench.set_defaults(run=bench_arguments.bench)
 
     version = _command(commands, "version", "Print the version.")
     version.set_defaults(run=_print_version)

@@ -1,0 +1,1 @@
+"""`headrace bench`: load for any OpenAI-compatible server, and what it measured."""
