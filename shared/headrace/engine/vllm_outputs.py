@@ -119,7 +119,7 @@ class Outputs:
 
     def has_ended(self, choice: int) -> bool:
         """Whether this choice has its finish reason."""
-        return not self._processor.has_request(self._choices[choice])
+        return self._choices[choice] not in self._processor.request_states
 
     def _add_prompt(self, request_id: str, prompt: PromptParams) -> None:
         request = EngineCoreRequest(

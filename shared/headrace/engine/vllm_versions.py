@@ -17,6 +17,9 @@ Serving objects: 0.26 has no warm-up, no check of a prompt's token IDs and no me
 
 Sampling parameters: 0.26 has no `watermarking` and no `trace_decode_token_ids`.
 
+What 0.26 can't do here: derender fails chats and the Responses API, because `render_chat` always renders anew, and
+waits meanwhile; a request does not say whether its reasoning has ended; `tool_strict_level` has no effect.
+
 NIXL, in the engine's worker:
 - 0.26 asks for finished transfers by `get_finished`, two sets; later ones by `get_transfer_results`, an object.
 - 0.26's `_pop_done_transfers` returns the finished ones alone: what failed stands in a queue, which is read after it.

@@ -131,12 +131,12 @@ class _Pipeline:
 
     def _prompt(self, generate: GenerateRequest) -> Prompt:
         self._check_as_engine(generate)
-        kwargs = generate.reasoning_parser_kwargs
+        kwargs = vars(generate).get("reasoning_parser_kwargs")  # a later field
         return Prompt(
             token_ids=token_ids.pack(generate.token_ids),
             sampling_params=msgspec.msgpack.encode(generate.sampling_params),
             cache_salt=generate.cache_salt,
-            reasoning_ended=generate.reasoning_ended,
+            reasoning_ended=vars(generate).get("reasoning_ended"),
             reasoning_parser_kwargs=None if kwargs is None else kwargs.model_dump(),
             prompt_logprobs=generate.sampling_params.prompt_logprobs,
         )
