@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 
 import msgspec
 from fastapi import FastAPI, Request
@@ -25,9 +25,9 @@ from headrace.gateway.files_content import ContentResponse
 from headrace.gateway.handler import Handler
 from headrace.gateway.idempotency import KEY_HEADER, REPLAYED_HEADER, fingerprint, key_of
 from headrace.gateway.pace import Pace
+from headrace.gateway.paging import is_descending, limit_of
 from headrace.shared.batches import BatchRecord
 from headrace.shared.errors import (
-    BadRequestError,
     CancelledRequestError,
     FileGoneError,
     RequestError,
@@ -86,8 +86,8 @@ def add_routes(
             page = await files.list(
                 tenant_of(request),
                 after=query.get("after"),
-                limit=_limit(query, MAX_FILES, MAX_FILES),
-                newest_first=_is_descending(query),
+                limit=limit_of(query, MAX_FILES, MAX_FILES),
+                newest_first=is_descending(query),
                 purpose=query.get("purpose"),
             )
             return _json(list_object(page, file_object))
@@ -140,7 +140,7 @@ def add_routes(
             page = await batches.list(
                 tenant_of(request),
                 after=query.get("after"),
-                limit=_limit(query, DEFAULT_BATCHES, MAX_BATCHES),
+                limit=limit_of(query, DEFAULT_BATCHES, MAX_BATCHES),
             )
             return _json(list_object(page, batch_object))
 
@@ -190,22 +190,6 @@ async def _answered(call: Callable[[], Awaitable[Response]]) -> Response:
     except FileGoneError as gone:
         error = NotFoundError(str(gone))
     return error_response(error, uuid.uuid4().hex)
-
-
-def _limit(query: Mapping[str, str], default: int, most: int) -> int:
-    text = query.get("limit")
-    if text is None:
-        return default
-    if not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= most:
-        raise BadRequestError(f"limit must be 1 to {most:,}, got {text[:64]!r}", param="limit")
-    return int(text)
-
-
-def _is_descending(query: Mapping[str, str]) -> bool:
-    order = query.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise BadRequestError(f"order must be asc or desc, got {order[:64]!r}", param="order")
-    return order == "desc"
 
 
 def _json(value: object) -> Response:

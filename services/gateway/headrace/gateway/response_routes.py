@@ -15,11 +15,13 @@ from headrace.gateway.auth import tenant_of
 from headrace.gateway.handler import Handler
 from headrace.gateway.numbered_events import LAST_EVENT_ID
 from headrace.gateway.pace import Pace
+from headrace.gateway.paging import is_descending, limit_of
 from headrace.gateway.reading import Readings, event_number
 from headrace.gateway.response_object import StoredResponse
 from headrace.gateway.response_store import ResponseStore
 from headrace.shared.errors import BadRequestError
 
+DEFAULT_PAGE = 20
 MAX_PAGE = 100
 _TRUE = ("true", "1")
 
@@ -82,15 +84,13 @@ def add_response_routes(
 def _page(items: list[dict[str, Any]], request: Request) -> dict[str, Any]:
     """Return a page of items as OpenAI lists them. Raises: BadRequestError."""
     asked = request.query_params
-    limit = asked.get("limit", "20")
-    if not limit.isdecimal() or not 1 <= int(limit) <= MAX_PAGE:
-        raise BadRequestError(f"limit must be 1 to {MAX_PAGE}", param="limit")
-    if asked.get("order", "desc") == "desc":
+    limit = limit_of(asked, DEFAULT_PAGE, MAX_PAGE)
+    if is_descending(asked):
         items = items[::-1]
     if (after := asked.get("after")) is not None:
         places = [index for index, item in enumerate(items) if item.get("id") == after]
         items = items[places[0] + 1 :] if places else []
-    page = items[: int(limit)]
+    page = items[:limit]
     return {
         "object": "list",
         "data": page,

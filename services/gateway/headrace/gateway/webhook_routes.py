@@ -15,6 +15,7 @@ from headrace.gateway.answering import JSON, error_response
 from headrace.gateway.auth import tenant_of
 from headrace.gateway.body import read_body
 from headrace.gateway.errors import UnavailableError
+from headrace.gateway.paging import limit_of
 from headrace.gateway.webhook_endpoints import Change, WebhookEndpoints
 from headrace.shared.errors import (
     BadRequestError,
@@ -27,6 +28,7 @@ from headrace.shared.webhooks.endpoints import Endpoint, Sending
 ROOT = "/v1/webhook_endpoints"
 MAX_BODY_BYTES = 64 * 2**10
 BODY_TIMEOUT_S = 30.0
+DEFAULT_LIST = 20
 MAX_LIST = 100
 
 S = TypeVar("S")
@@ -52,7 +54,10 @@ def add_webhook_endpoints(app: FastAPI, endpoints: WebhookEndpoints) -> None:
     @app.get(ROOT)
     @_answered
     async def show_all(request: Request) -> Any:
-        after, limit = request.query_params.get("after"), _limit(request)
+        after, limit = (
+            request.query_params.get("after"),
+            limit_of(request.query_params, DEFAULT_LIST, MAX_LIST),
+        )
         page = await endpoints.list(tenant_of(request), after=after, limit=limit)
         data = [_shown(record.value) for record in page.records]
         ids = [entry["id"] for entry in data] or [None]
@@ -143,13 +148,6 @@ async def _read(request: Request, kind: type[S]) -> S:
 def _id(request: Request) -> str:
     found: str = request.path_params["endpoint_id"]
     return found
-
-
-def _limit(request: Request) -> int:
-    text = request.query_params.get("limit", "20")
-    if not text.isdecimal() or not 1 <= int(text) <= MAX_LIST:
-        raise BadRequestError(f"limit must be 1 to {MAX_LIST}, got {text[:32]!r}", param="limit")
-    return int(text)
 
 
 def _shown(endpoint: Endpoint) -> dict[str, Any]:
