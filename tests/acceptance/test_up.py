@@ -83,7 +83,7 @@ def test_up_serves_until_it_is_told_to_end_and_leaves_nothing(
     url = up.wait_ready()
     assert httpx.get(f"{url}/ready", trust_env=False).status_code == 200
     below = descendants(up.process.pid)
-    assert len(below) == 7  # the guard, the broker, the gateway and four stages
+    assert len(below) == 8  # the guard, the broker, the gateway, the batch worker and four stages
     up.process.send_signal(signal.SIGTERM)
     code, _, err = up.finish()
     assert code == 0, err
