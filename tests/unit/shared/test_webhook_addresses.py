@@ -6,7 +6,8 @@ import ipaddress
 
 import pytest
 
-from headrace.shared.webhooks.addresses import AddressError, is_public, resolve
+from headrace.shared.errors import BadRequestError
+from headrace.shared.webhooks.addresses import AddressError, check_url, is_public, resolve
 
 
 @pytest.mark.parametrize(
@@ -46,3 +47,17 @@ async def test_what_resolves_to_this_machine_is_refused_when_it_is_sent(host: st
     with pytest.raises(AddressError, match="no public address"):
         await resolve(f"https://{host}/hook", allow_private=False)
     assert (await resolve(f"https://{host}/hook", allow_private=True)).port == 443
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://exam\nple.com/",
+        "https://example.com/\t",
+        "https://example.com /",
+        "https://a.com/\x00",
+    ],
+)
+def test_a_url_of_which_a_part_would_be_dropped_is_refused(url: str) -> None:
+    with pytest.raises(BadRequestError, match="no control characters"):
+        check_url(url, allow_private=True)

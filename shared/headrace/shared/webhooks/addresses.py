@@ -31,6 +31,9 @@ class Target:
 
 def check_url(url: str, *, allow_private: bool) -> tuple[str, int]:
     """Return host and port of an endpoint's URL. Raises: BadRequestError saying what would be right."""
+    # urlsplit drops line breaks and tabs without a word: what was checked would not be what is asked.
+    if not url.isprintable() or " " in url:
+        raise BadRequestError("url must have no spaces and no control characters", param="url")
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
