@@ -18,7 +18,7 @@ CPU_DEFAULTS = {
 DEFAULTS = {
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # stdout belongs to the program
     "NIXL_LOG_LEVEL": "WARN",  # it writes to stdout, too
-    # Without NVLink, UCX would not read another process's GPU memory directly: 0.5 GB/s, and not 45.
+    # Without NVLink, UCX would not read another process's GPU memory directly: 0.5 GB/s, and not 45 (docs/adr/0011).
     "UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "on",
     "UCX_RCACHE_MAX_UNRELEASED": "1024",  # as vLLM sets it, where NIXL is imported before vLLM
 }
