@@ -92,6 +92,15 @@ class Records:
             return None
         return _decoded(found, value_type), found.sequence
 
+    async def find(
+        self, kind: Kind, tenant: str, record_id: str, value_type: type[T]
+    ) -> tuple[T, int] | None:
+        """As `get` for an ID that a client names: what could be no record's, or is none, is not there either."""
+        try:
+            return await self.get(kind, tenant, record_id, value_type)
+        except MalformedMessageError:
+            return None
+
     async def has(self, kind: Kind, tenant: str, record_id: str) -> bool:
         """Return whether there is a record, be it readable or not. Raises: MalformedMessageError for an ID."""
         found = await self._broker.documents.last(subjects.meta(tenant, kind, record_id))

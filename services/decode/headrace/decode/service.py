@@ -25,6 +25,7 @@ from headrace.shared import metrics, spans, subjects, wire
 from headrace.shared.broker import Delivery, WorkQueue
 from headrace.shared.choices import check_choices
 from headrace.shared.contract import contract, served_name
+from headrace.shared.ends import has_result, publish_end
 from headrace.shared.errors import (
     BadRequestError,
     CancelledRequestError,
@@ -186,7 +187,7 @@ class DecodeService:
         start: Start | None = Start(epoch=owned.epoch)
         if delivery.num_delivered > 1:
             start = await self._succession.begin(owned.job, delivery.num_delivered)
-        elif await self._succession.has_result(owned.job):  # it was submitted twice
+        elif await has_result(self._worker, owned.job):  # it was submitted twice
             start = None
         if start is not None:
             owned.epoch = start.epoch
@@ -287,13 +288,7 @@ class DecodeService:
 
     async def _publish_failure(self, job: Job, error: RequestError, *, epoch: int = 0) -> None:
         terminal = terminal_of(job.request_id, error, epoch=epoch, timings=job.timings)
-        await self._worker.publish_terminal(
-            job.tenant,
-            job.lane,
-            terminal,
-            reply_to=job.reply_to,
-            keeps_result=job.keeps_result,
-        )
+        await publish_end(self._worker, job, terminal)
 
     def _log_end(self, job: Job, error: RequestError | None, stream: Stream) -> None:
         logger.info(

@@ -10,6 +10,7 @@ from headrace.decode.continuation import Continuation, continued
 from headrace.engine.interface import DecodeEngine
 from headrace.shared import subjects, wire
 from headrace.shared.broker import Received
+from headrace.shared.ends import has_result, publish_end
 from headrace.shared.errors import EngineRequestError
 from headrace.shared.messages import Chunk, Job, Takeover, Terminal
 from headrace.shared.owners import Owners, message_of
@@ -77,7 +78,7 @@ class Succession:
         Where going on behind what was seen is not exact, the request ends with an error.
         Raises: BrokerError.
         """
-        if await self.has_result(job):
+        if await has_result(self._worker, job):
             return None
         epoch = max(num_delivered, (await self._seen(job)).epoch + 1)
         # Whoever answers still has to fall silent, or another message would always come in between.
@@ -104,27 +105,6 @@ class Succession:
         """Return the last owner, if it is a later one than the `epoch`-th; 0: it is not. Raises: BrokerError."""
         last = (await self._seen(job)).epoch
         return last if last > epoch else 0
-
-    async def has_result(self, job: Job) -> bool:
-        """Whether the result of a job that keeps it is stored; then whoever waits for it is told.
-
-        Raises: BrokerError.
-        """
-        if not job.is_kept:
-            return False
-        result = await self._worker.broker.last(subjects.res(job.tenant, job.request_id))
-        if result is None:
-            return False
-        # Whoever kept it may have been killed before the reader of `out` was told.
-        terminal = wire.decode(result.payload, Terminal)
-        await self._worker.publish_terminal(
-            job.tenant,
-            job.lane,
-            terminal,
-            reply_to=job.reply_to,
-            keeps_result=job.keeps_result,
-        )
-        return True
 
     async def _seen(self, job: Job) -> Seen:
         subject = subjects.out(job.tenant, job.request_id)
@@ -168,10 +148,4 @@ class Succession:
             "the decode worker of this request ended in the middle of the answer"
         )
         terminal = terminal_of(job.request_id, error, seq=seq, epoch=epoch, timings=job.timings)
-        await self._worker.publish_terminal(
-            job.tenant,
-            job.lane,
-            terminal,
-            reply_to=job.reply_to,
-            keeps_result=job.keeps_result,
-        )
+        await publish_end(self._worker, job, terminal)

@@ -14,6 +14,7 @@ from headrace.derender.control import Control
 from headrace.derender.handler import StreamHandler
 from headrace.derender.steps import Steps, StreamKey
 from headrace.shared import metrics, spans, subjects, wire
+from headrace.shared.ends import publish_end
 from headrace.shared.errors import BrokerError, EngineRequestError, RequestError
 from headrace.shared.messages import Chunk, Job, StreamEnd, Terminal
 from headrace.shared.worker import Worker
@@ -110,10 +111,10 @@ class Endings:
             try:
                 if chunk is not None:
                     await publish_chunk(self._worker, job, chunk)
-                await self._publish_terminal(job, terminal)
+                await publish_end(self._worker, job, terminal)
             except RequestError as error:  # too large for the broker: the error that says so is not
                 terminal = stream.fail(end, error)
-                await self._publish_terminal(job, terminal)
+                await publish_end(self._worker, job, terminal)
             self._forget(key)
             self._done[key] = None
             while len(self._done) > MAX_DONE_REMEMBERED:
@@ -127,15 +128,6 @@ class Endings:
             )
             return
         self._tell_of(stream, terminal)
-
-    async def _publish_terminal(self, job: Job, terminal: Terminal) -> None:
-        await self._worker.publish_terminal(
-            job.tenant,
-            job.lane,
-            terminal,
-            reply_to=job.reply_to,
-            keeps_result=job.keeps_result,
-        )
 
     def _tell_of(self, stream: StreamHandler, terminal: Terminal) -> None:
         """Count, trace and log an answer that has ended."""

@@ -20,7 +20,6 @@ from headrace.shared.errors import (
     ConflictError,
     FileGoneError,
     HeadraceError,
-    MalformedMessageError,
 )
 from headrace.shared.records import Page, new_id
 
@@ -160,10 +159,7 @@ class Batches:
             raise
 
     async def _found(self, tenant: str, batch_id: str) -> tuple[BatchRecord, int]:
-        try:
-            found = await self._files.records.get("batch", tenant, batch_id, BatchRecord)
-        except MalformedMessageError:  # no ID that a batch could have
-            found = None
+        found = await self._files.records.find("batch", tenant, batch_id, BatchRecord)
         if found is None:
             raise NotFoundError(f"No batch found with id '{batch_id[:128]}'.", param="batch_id")
         return found

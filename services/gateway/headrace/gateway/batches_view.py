@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
-
-import msgspec
+from typing import Any
 
 from headrace.shared.batches import BatchRecord, FileRecord
-from headrace.shared.records import Page
-
-T = TypeVar("T", bound=msgspec.Struct)
 
 
 def file_object(file: FileRecord) -> dict[str, Any]:
@@ -78,15 +72,3 @@ def batch_object(batch: BatchRecord) -> dict[str, Any]:
     if batch.retry_of is not None:
         found["retry_of"] = batch.retry_of
     return found
-
-
-def list_object(page: Page[T], shown: Callable[[T], dict[str, Any]]) -> dict[str, Any]:
-    """Return the object `list`."""
-    data = [shown(record.value) for record in page.records]
-    return {
-        "object": "list",
-        "data": data,
-        "first_id": data[0]["id"] if data else None,
-        "last_id": data[-1]["id"] if data else None,
-        "has_more": page.has_more,
-    }

@@ -19,7 +19,7 @@ from headrace.gateway.link import Link
 from headrace.gateway.pace import Pace
 from headrace.shared.batches import BatchRecord, DraftRecord, FilePurpose, FileRecord
 from headrace.shared.broker import Broker
-from headrace.shared.errors import BadRequestError, ConflictError, MalformedMessageError
+from headrace.shared.errors import BadRequestError, ConflictError
 from headrace.shared.files import BrokerFiles, FileStore, FileWriter
 from headrace.shared.records import Page, Records, new_id
 
@@ -174,10 +174,7 @@ class Files:
         return record, revision
 
     async def _recorded(self, tenant: str, file_id: str) -> tuple[FileRecord, int]:
-        try:
-            found = await self.records.get("file", tenant, file_id, FileRecord)
-        except MalformedMessageError:  # no ID that a file could have
-            found = None
+        found = await self.records.find("file", tenant, file_id, FileRecord)
         if found is None:
             raise _no_such_file(file_id)
         return found

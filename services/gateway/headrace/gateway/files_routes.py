@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import uuid
 from collections.abc import Awaitable, Callable
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 from fastapi import FastAPI, Request
@@ -16,7 +18,7 @@ from headrace.gateway.batches import MAX_LIST as MAX_BATCHES
 from headrace.gateway.batches import Batches
 from headrace.gateway.batches_once import BatchesOnce
 from headrace.gateway.batches_order import BatchOrder, fields_of, order_of
-from headrace.gateway.batches_view import batch_object, file_object, list_object
+from headrace.gateway.batches_view import batch_object, file_object
 from headrace.gateway.body import read_body
 from headrace.gateway.errors import NotFoundError
 from headrace.gateway.files import MAX_LIST as MAX_FILES
@@ -25,13 +27,17 @@ from headrace.gateway.files_content import ContentResponse
 from headrace.gateway.handler import Handler
 from headrace.gateway.idempotency import KEY_HEADER, REPLAYED_HEADER, fingerprint, key_of
 from headrace.gateway.pace import Pace
-from headrace.gateway.paging import is_descending, limit_of
+from headrace.gateway.paging import is_descending, limit_of, list_object
 from headrace.shared.batches import BatchRecord
 from headrace.shared.errors import (
     CancelledRequestError,
     FileGoneError,
     RequestError,
 )
+from headrace.shared.records import Page
+
+P = ParamSpec("P")
+T = TypeVar("T", bound=msgspec.Struct)
 
 MAX_ORDER_BYTES = 256 * 2**10
 DEFAULT_BATCHES = 20
@@ -71,125 +77,116 @@ def add_routes(
         return response
 
     @app.post("/v1/files")
+    @_answered
     async def upload_file(request: Request) -> Response:
-        async def upload() -> Response:
-            handler.check_open()
-            file = await files.upload(tenant_of(request), request.stream(), request.headers)
-            return _json(file_object(file))
-
-        return await _answered(upload)
+        handler.check_open()
+        file = await files.upload(tenant_of(request), request.stream(), request.headers)
+        return _json(file_object(file))
 
     @app.get("/v1/files")
+    @_answered
     async def list_files(request: Request) -> Response:
-        async def listed() -> Response:
-            query = request.query_params
-            page = await files.list(
-                tenant_of(request),
-                after=query.get("after"),
-                limit=limit_of(query, MAX_FILES, MAX_FILES),
-                newest_first=is_descending(query),
-                purpose=query.get("purpose"),
-            )
-            return _json(list_object(page, file_object))
-
-        return await _answered(listed)
+        query = request.query_params
+        page = await files.list(
+            tenant_of(request),
+            after=query.get("after"),
+            limit=limit_of(query, MAX_FILES, MAX_FILES),
+            newest_first=is_descending(query),
+            purpose=query.get("purpose"),
+        )
+        return _listed(page, file_object)
 
     @app.get("/v1/files/{file_id}")
+    @_answered
     async def retrieve_file(request: Request, file_id: str) -> Response:
-        async def found() -> Response:
-            return _json(file_object(await files.get(tenant_of(request), file_id)))
-
-        return await _answered(found)
+        return _json(file_object(await files.get(tenant_of(request), file_id)))
 
     @app.delete("/v1/files/{file_id}")
+    @_answered
     async def delete_file(request: Request, file_id: str) -> Response:
-        async def deleted() -> Response:
-            await files.delete(tenant_of(request), file_id)
-            return _json({"id": file_id, "object": "file", "deleted": True})
-
-        return await _answered(deleted)
+        await files.delete(tenant_of(request), file_id)
+        return _json({"id": file_id, "object": "file", "deleted": True})
 
     @app.get("/v1/files/{file_id}/content")
+    @_answered
     async def file_content(request: Request, file_id: str) -> Response:
-        async def content() -> Response:
-            tenant = tenant_of(request)
-            file = await files.get(tenant, file_id)
-            response = ContentResponse(files.store, tenant, file, request.headers.get("range"))
-            await response.begin()
-            return response
-
-        return await _answered(content)
+        tenant = tenant_of(request)
+        file = await files.get(tenant, file_id)
+        response = ContentResponse(files.store, tenant, file, request.headers.get("range"))
+        await response.begin()
+        return response
 
     @app.post("/v1/batches")
+    @_answered
     async def create_batch(request: Request) -> Response:
-        async def created() -> Response:
-            body = await body_of(request)
-            order = order_of(fields_of(body))
+        body = await body_of(request)
+        order = order_of(fields_of(body))
 
-            async def make(batch_id: str | None) -> BatchRecord:
-                return await batches.create(tenant_of(request), order, batch_id=batch_id)
+        async def make(batch_id: str | None) -> BatchRecord:
+            return await batches.create(tenant_of(request), order, batch_id=batch_id)
 
-            return await made(request, body, make)
-
-        return await _answered(created)
+        return await made(request, body, make)
 
     @app.get("/v1/batches")
+    @_answered
     async def list_batches(request: Request) -> Response:
-        async def listed() -> Response:
-            query = request.query_params
-            page = await batches.list(
-                tenant_of(request),
-                after=query.get("after"),
-                limit=limit_of(query, DEFAULT_BATCHES, MAX_BATCHES),
-            )
-            return _json(list_object(page, batch_object))
-
-        return await _answered(listed)
+        query = request.query_params
+        page = await batches.list(
+            tenant_of(request),
+            after=query.get("after"),
+            limit=limit_of(query, DEFAULT_BATCHES, MAX_BATCHES),
+        )
+        return _listed(page, batch_object)
 
     @app.get("/v1/batches/{batch_id}")
+    @_answered
     async def retrieve_batch(request: Request, batch_id: str) -> Response:
-        async def found() -> Response:
-            return _json(batch_object(await batches.get(tenant_of(request), batch_id)))
-
-        return await _answered(found)
+        return _json(batch_object(await batches.get(tenant_of(request), batch_id)))
 
     @app.post("/v1/batches/{batch_id}/cancel")
+    @_answered
     async def cancel_batch(request: Request, batch_id: str) -> Response:
-        async def cancelled() -> Response:
-            return _json(batch_object(await batches.cancel(tenant_of(request), batch_id)))
-
-        return await _answered(cancelled)
+        return _json(batch_object(await batches.cancel(tenant_of(request), batch_id)))
 
     @app.post("/v1/batches/{batch_id}/retry")
+    @_answered
     async def retry_batch(request: Request, batch_id: str) -> Response:
-        async def retried() -> Response:
-            body = await body_of(request)
-            changed = fields_of(body)
+        body = await body_of(request)
+        changed = fields_of(body)
 
-            def order(batch: BatchRecord, input_file_id: str) -> BatchOrder:
-                own = {
-                    "endpoint": batch.endpoint,
-                    "completion_window": batch.completion_window,
-                    "metadata": batch.metadata,
-                }
-                return order_of({**own, **changed, "input_file_id": input_file_id})
+        def order(batch: BatchRecord, input_file_id: str) -> BatchOrder:
+            own = {
+                "endpoint": batch.endpoint,
+                "completion_window": batch.completion_window,
+                "metadata": batch.metadata,
+            }
+            return order_of({**own, **changed, "input_file_id": input_file_id})
 
-            async def make(retry_id: str | None) -> BatchRecord:
-                return await batches.retry(tenant_of(request), batch_id, order, retry_id=retry_id)
+        async def make(retry_id: str | None) -> BatchRecord:
+            return await batches.retry(tenant_of(request), batch_id, order, retry_id=retry_id)
 
-            return await made(request, body, make)
-
-        return await _answered(retried)
+        return await made(request, body, make)
 
 
-async def _answered(call: Callable[[], Awaitable[Response]]) -> Response:
-    try:
-        return await call()
-    except ClientDisconnect:
-        error: RequestError = CancelledRequestError("the client disconnected")
-    except FileGoneError as gone:
-        error = NotFoundError(str(gone))
-    return error_response(error, uuid.uuid4().hex)
+def _answered(route: Callable[P, Awaitable[Response]]) -> Callable[P, Awaitable[Response]]:
+    """Answer what only these routes meet; other errors are the application's to answer."""
+
+    @functools.wraps(route)
+    async def answered(*args: P.args, **kwargs: P.kwargs) -> Response:
+        try:
+            return await route(*args, **kwargs)
+        except ClientDisconnect:
+            error: RequestError = CancelledRequestError("the client disconnected")
+        except FileGoneError as gone:
+            error = NotFoundError(str(gone))
+        return error_response(error, uuid.uuid4().hex)
+
+    return answered
+
+
+def _listed(page: Page[T], shown: Callable[[T], dict[str, Any]]) -> Response:
+    data = [shown(record.value) for record in page.records]
+    return _json(list_object(data, has_more=page.has_more))
 
 
 def _json(value: object) -> Response:

@@ -1,8 +1,9 @@
-"""What a client says of the page of a list that it wants, as OpenAI's API has it."""
+"""The page of a list: which one a client wants, and what it gets, as OpenAI's API has them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from headrace.shared.errors import BadRequestError
 
@@ -24,3 +25,14 @@ def is_descending(query: Mapping[str, str]) -> bool:
     if order not in ("asc", "desc"):
         raise BadRequestError(f"order must be asc or desc, got {order[:64]!r}", param="order")
     return order == "desc"
+
+
+def list_object(data: list[dict[str, Any]], *, has_more: bool) -> dict[str, Any]:
+    """Return the object `list` with these entries."""
+    return {
+        "object": "list",
+        "data": data,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+        "has_more": has_more,
+    }

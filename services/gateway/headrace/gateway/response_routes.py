@@ -15,7 +15,7 @@ from headrace.gateway.auth import tenant_of
 from headrace.gateway.handler import Handler
 from headrace.gateway.numbered_events import LAST_EVENT_ID
 from headrace.gateway.pace import Pace
-from headrace.gateway.paging import is_descending, limit_of
+from headrace.gateway.paging import is_descending, limit_of, list_object
 from headrace.gateway.reading import Readings, event_number
 from headrace.gateway.response_object import StoredResponse
 from headrace.gateway.response_store import ResponseStore
@@ -91,13 +91,7 @@ def _page(items: list[dict[str, Any]], request: Request) -> dict[str, Any]:
         places = [index for index, item in enumerate(items) if item.get("id") == after]
         items = items[places[0] + 1 :] if places else []
     page = items[:limit]
-    return {
-        "object": "list",
-        "data": page,
-        "first_id": page[0]["id"] if page else None,
-        "last_id": page[-1]["id"] if page else None,
-        "has_more": len(items) > len(page),
-    }
+    return list_object(page, has_more=len(items) > len(page))
 
 
 def _json(value: dict[str, Any]) -> Response:

@@ -16,7 +16,6 @@ from headrace.shared import subjects, wire
 from headrace.shared.errors import (
     BadRequestError,
     ConflictError,
-    MalformedMessageError,
     WireError,
 )
 from headrace.shared.messages import Terminal
@@ -116,10 +115,7 @@ class ResponseStore:
             return
 
     async def _find(self, tenant: str, response_id: str) -> tuple[StoredResponse, int] | None:
-        try:
-            return await self._records.get("resp", tenant, response_id, StoredResponse)
-        except MalformedMessageError:
-            return None  # an ID that fits no subject
+        return await self._records.find("resp", tenant, response_id, StoredResponse)
 
     async def _put(self, tenant: str, record: StoredResponse, expect: int) -> None:
         await self._records.put(

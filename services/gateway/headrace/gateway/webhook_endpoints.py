@@ -10,7 +10,7 @@ import msgspec
 
 from headrace.gateway.errors import NotFoundError
 from headrace.gateway.link import Link
-from headrace.shared.errors import BadRequestError, ConflictError, MalformedMessageError
+from headrace.shared.errors import BadRequestError, ConflictError
 from headrace.shared.events import Event, Kind, event
 from headrace.shared.records import Page, Records, new_id
 from headrace.shared.settings import WebhookSettings
@@ -153,10 +153,7 @@ class WebhookEndpoints:
             return endpoint
 
     async def _found(self, tenant: str, endpoint_id: str) -> tuple[Endpoint, int]:
-        try:
-            found = await self._records.get("hook", tenant, endpoint_id, Endpoint)
-        except MalformedMessageError:  # no ID that an endpoint could have
-            found = None
+        found = await self._records.find("hook", tenant, endpoint_id, Endpoint)
         if found is None:
             raise NotFoundError(f"No such webhook endpoint: {endpoint_id[:128]}", param="id")
         return found

@@ -15,7 +15,7 @@ from headrace.gateway.answering import JSON, error_response
 from headrace.gateway.auth import tenant_of
 from headrace.gateway.body import read_body
 from headrace.gateway.errors import UnavailableError
-from headrace.gateway.paging import limit_of
+from headrace.gateway.paging import limit_of, list_object
 from headrace.gateway.webhook_endpoints import Change, WebhookEndpoints
 from headrace.shared.errors import (
     BadRequestError,
@@ -60,14 +60,7 @@ def add_webhook_endpoints(app: FastAPI, endpoints: WebhookEndpoints) -> None:
         )
         page = await endpoints.list(tenant_of(request), after=after, limit=limit)
         data = [_shown(record.value) for record in page.records]
-        ids = [entry["id"] for entry in data] or [None]
-        return {
-            "object": "list",
-            "data": data,
-            "first_id": ids[0],
-            "last_id": ids[-1],
-            "has_more": page.has_more,
-        }
+        return list_object(data, has_more=page.has_more)
 
     @app.get(f"{ROOT}/{{endpoint_id}}")
     @_answered

@@ -14,6 +14,7 @@ from headrace.shared.asks import answering
 from headrace.shared.broker import Delivery, WorkQueue
 from headrace.shared.contract import contract, served_name
 from headrace.shared.deadlines import kept_s
+from headrace.shared.ends import has_result
 from headrace.shared.errors import (
     BadRequestError,
     CancelledRequestError,
@@ -138,29 +139,13 @@ async def end(worker: Worker, submission: Submission, error: RequestError) -> No
 
 
 async def has_ended(worker: Worker, submission: Submission, delivery: Delivery) -> bool:
-    """Whether a submission comes again after its end."""
+    """Whether a submission comes again after its end: then nothing is computed."""
     if delivery.num_delivered > 1:  # whoever published its end may have been killed before the ack
         last = await worker.broker.last(subjects.out(submission.tenant, submission.request_id))
         if last is not None and isinstance(message_of(last), Terminal):
             return True
-    return await has_result(worker, submission)
-
-
-async def has_result(worker: Worker, submission: Submission) -> bool:
-    """Whether a submission came again after its end: then nothing is computed, and whoever waits is told."""
-    if not submission.is_kept:
+    if not await has_result(worker, submission):
         return False
-    stored = await worker.broker.last(subjects.res(submission.tenant, submission.request_id))
-    if stored is None:
-        return False
-    terminal = wire.decode(stored.payload, Terminal)
-    await worker.publish_terminal(
-        submission.tenant,
-        submission.lane,
-        terminal,
-        reply_to=submission.reply_to,
-        keeps_result=submission.keeps_result,
-    )
     logger.info(
         "submitted again, and has its result",
         extra={"action": "render_has_result", "request_id": submission.request_id},
