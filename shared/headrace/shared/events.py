@@ -41,6 +41,13 @@ _ENDS: Mapping[Status, str] = {
 }
 
 
+class _Answer(msgspec.Struct):
+    status: str = ""
+
+
+_answer_decoder = msgspec.json.Decoder(_Answer)
+
+
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One event, with CloudEvents' own attributes."""
 
@@ -131,7 +138,7 @@ class Events:
         told = event(
             tenant,
             kind_of(request_id),
-            _ENDS[terminal.status],
+            end_of(terminal),
             request_id,
             data,
             at=time.time(),
@@ -169,6 +176,18 @@ class Events:
             )
         except QueueFullError as error:  # an end is worth more than word of it
             _log_lost(told, error)
+
+
+def end_of(terminal: Terminal) -> str:
+    """Return how a request ended, in the words of its events: a response that was cut short is `incomplete`."""
+    answer = terminal.result or terminal.body
+    if terminal.status == "ok" and answer and kind_of(terminal.request_id) == "response":
+        try:
+            if _answer_decoder.decode(answer).status == "incomplete":
+                return "incomplete"
+        except msgspec.DecodeError:  # an ID that only looks like a response's
+            pass
+    return _ENDS[terminal.status]
 
 
 def _subject(told: Event) -> str:

@@ -65,6 +65,24 @@ async def test_an_error_is_repeated_as_it_was(gateway, stages, key):
         assert (answer.status_code, answer.content) == (400, FAILURE)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_end_that_asks_for_another_try_leaves_the_key_to_it(gateway, stages, key, stream):
+    again: dict[str, Any] = {"status": "error", "http_status": 503, "body": FAILURE}
+    first = gateway.post(stages.model, headers=key, stream=stream)
+    s = await stages.take()
+    await stages.end_kept(s, retry_after_s=1.0, **again)
+    assert ((await first).status_code, (await first).headers["retry-after"]) == (503, "1")
+    second = gateway.post(stages.model, headers=key, stream=stream)
+    t = await stages.take()
+    assert t.request_id != s.request_id
+    if stream:
+        await stages.chunk(t, 0, "a")
+    await stages.end_kept(t, int(stream), body=b"" if stream else BODY)
+    assert (await second).status_code == 200
+    last = await gateway.post(stages.model, headers=key, stream=stream)
+    assert (last.content, last.headers["x-request-id"]) == ((await second).content, t.request_id)
+
+
 async def test_a_key_is_good_for_one_body_and_one_path(gateway, stages, key):
     first = gateway.post(stages.model, headers=key)
     s = await stages.take()
@@ -300,7 +318,7 @@ async def test_a_stream_does_not_go_on_with_another_owners_text(gateway, stages,
 
 
 async def test_events_of_nothing_and_ids_of_nothing_are_refused(gateway, stages, key):
-    for request_id in ("nothing", "resp_nothing", "ik_nothing", "a.b"):
+    for request_id in ("nothing", "resp_nothing", "ik_nothing", "ik_", "a.b"):
         answer = await gateway.client.get(f"/requests/{request_id}/events")
         assert answer.status_code == 404, request_id
     _, s, _ = await streaming(gateway, stages, key)
@@ -309,3 +327,8 @@ async def test_events_of_nothing_and_ids_of_nothing_are_refused(gateway, stages,
     )
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "Last-Event-ID")
     await stages.end_kept(s, 2)
+    answer = await gateway.client.get(
+        f"/requests/{s.request_id}/events", headers={"Last-Event-ID": "1.2.0"}
+    )
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "Last-Event-ID")
+    assert "up to 1" in answer.json()["error"]["message"]

@@ -117,6 +117,21 @@ async def test_a_background_stream_goes_on_where_it_was_cut(
     assert [e.model_dump() for e in again] == [e.model_dump() for e in events]
 
 
+async def test_a_stored_stream_has_nothing_behind_its_last_event(
+    pipeline: Pipeline, sdk: openai.AsyncOpenAI, settings: Settings
+) -> None:
+    await pipeline.start(Role.GATEWAY, *STAGES)
+    stream = await sdk.responses.create(
+        model=settings.model.served_name, input="hi", store=True, stream=True, max_output_tokens=4
+    )
+    last = [event async for event in stream][-1]
+    assert last.type in ("response.completed", "response.incomplete")
+    rest = await sdk.responses.retrieve(
+        last.response.id, stream=True, starting_after=last.sequence_number
+    )
+    assert [event async for event in rest] == []
+
+
 async def test_a_background_response_is_cancelled_and_stays_so(
     pipeline: Pipeline, held: Engines, sdk: openai.AsyncOpenAI, settings: Settings
 ) -> None:

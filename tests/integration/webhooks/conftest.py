@@ -44,6 +44,7 @@ class Receiver:
     url: str
     statuses: list[int]
     headers: str = ""
+    words: bytes = b""  # instead of an answer
     requests: list[Request] = field(default_factory=list)
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -63,7 +64,10 @@ class Receiver:
         body = await reader.readexactly(int(headers.get("content-length", 0)))
         self.requests.append(Request(head[0].split()[1], headers, body))
         status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
-        writer.write(f"HTTP/1.1 {status} X\r\ncontent-length: 0\r\n{self.headers}\r\n".encode())
+        if self.words:
+            writer.write(self.words)
+        else:
+            writer.write(f"HTTP/1.1 {status} X\r\ncontent-length: 0\r\n{self.headers}\r\n".encode())
         await writer.drain()
         writer.close()
         self.news.set()

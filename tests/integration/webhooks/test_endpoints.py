@@ -51,7 +51,9 @@ async def test_the_sdk_makes_changes_lists_tries_and_deletes_an_endpoint(
         made = await hooks.create(url=receiver.url, event_types=["batch.completed"], name="ours")
         other = await hooks.create(url=receiver.url, event_types=["batch.failed"], name="other")
         assert [e.id async for e in hooks.list(limit=1)] == [other.id, made.id]
-        changed = await hooks.update(made.id, event_types=["batch.completed", "batch.expired"])
+        assert "response.incomplete" in (await hooks.event_types.list()).data
+        twice = ["batch.completed", "batch.expired", "batch.completed"]
+        changed = await hooks.update(made.id, event_types=twice)
         assert changed.event_types == ["batch.completed", "batch.expired"]
         found = await hooks.retrieve(made.id)
         assert (found.name, found.url) == ("ours", receiver.url)

@@ -18,6 +18,7 @@ from headrace.shared.nats_server import NatsServer
 from headrace.shared.webhooks import addresses
 from headrace.shared.webhooks import sender as sender_module
 from headrace.shared.webhooks.endpoints import Endpoint, new_secret, webhook_id_of
+from headrace.shared.webhooks.sender import MAX_ERROR_CHARS
 
 from .conftest import WATCHDOG_S, Receiver, Stage
 
@@ -42,6 +43,20 @@ async def test_a_receiver_that_fails_twice_gets_each_event_once_by_id_and_well_s
     client = openai.OpenAI(api_key="none", webhook_secret=endpoint.secret)
     found = client.webhooks.unwrap(receiver.requests[3].body, receiver.requests[3].headers)
     assert (found.type, found.id, found.data.id) == ("batch.completed", ids[3], "batch_2")
+
+
+async def test_little_is_noted_of_what_a_receiver_says_that_speaks_no_http(
+    stage: Stage, receiver: Receiver
+) -> None:
+    receiver.words = b"X" * 50_000 + b"\r\n\r\n"
+    await stage.endpoint(receiver.url)
+    stage.start()
+    await stage.tell("batch_1")
+    (sending,) = await stage.noted("failed")
+    for attempt in sending.attempts:
+        assert attempt.error is not None
+        assert attempt.error.startswith("RemoteProtocolError")
+        assert len(attempt.error) <= MAX_ERROR_CHARS
 
 
 async def test_an_event_that_is_told_again_is_not_sent_again(

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from headrace.gateway.errors import ResponseNotFoundError
 from headrace.gateway.response_body import for_pipeline, listed_items, read
 from headrace.gateway.response_object import StoredResponse, is_gone, response_of
 from headrace.shared.errors import BadRequestError
@@ -98,11 +99,33 @@ def test_the_pipeline_gets_the_conversation_and_none_of_the_gateways_fields() ->
 
 
 @pytest.mark.parametrize(
-    "body", [b'{"background":true,"store":false}', b'{"previous_response_id":5}']
+    "body",
+    [
+        b'{"background":true,"store":false}',
+        b'{"background":1,"store":"no"}',
+        b'{"previous_response_id":5}',
+        b'{"store":"perhaps"}',
+        b'{"background":[]}',
+    ],
 )
 def test_what_can_not_be_stored_is_refused(body: bytes) -> None:
     with pytest.raises(BadRequestError):
         read(body)
+
+
+@pytest.mark.parametrize("word", [b"true", b'"yes"', b"1"])
+def test_a_boolean_is_what_vllm_takes_for_one(word: bytes) -> None:
+    stored, background = (
+        read(b'{"input":"x","%s":%s}' % (name, word)) for name in (b"store", b"background")
+    )
+    assert stored is not None
+    assert (stored.store, stored.background) == (True, False)
+    assert background is not None
+    assert (background.store, background.background) == (True, True)
+
+
+def test_an_error_repeats_little_of_a_long_id() -> None:
+    assert len(ResponseNotFoundError("x" * 10_000).message) < 200
 
 
 def test_input_is_listed_as_items_with_ids() -> None:

@@ -31,6 +31,10 @@ from headrace.shared.webhooks.addresses import AddressError, check_url, is_publi
         "2002:0a00:0001::",
         "64:ff9b::a00:1",
         "2001:0:4136:e378:8000:63bf:f5ff:fffe",
+        "::10.0.0.1",
+        "::ffff:0:10.0.0.1",
+        "64:ff9b:1::a00:1",
+        "fec0::1",
     ],
 )
 def test_an_address_of_a_machine_or_a_network_of_its_own_is_not_public(address: str) -> None:

@@ -107,6 +107,7 @@ class Form:
     body: Callable[[bytes], bytes] = lambda body: body  #: of a whole answer that is good
     headers: Mapping[str, str] = field(default_factory=dict)  #: beside those of every answer
     starts_at_once: bool = False  #: a stream begins before its first message, and with it the 200
+    may_be_over: bool = False  #: of a stream its end may be all that is left
 
 
 class CallResponse(Response):
@@ -147,7 +148,8 @@ class CallResponse(Response):
                 first = await self._call.next()
             else:
                 first = [await self._call.terminal()]
-            if isinstance(first[0], Terminal):
+            is_over = isinstance(first[0], Terminal) and first[0].status == "ok"
+            if isinstance(first[0], Terminal) and not (is_over and self._form.may_be_over):
                 response = terminal_response(self._whole(first[0]), record.request_id)
                 self._end(first[0].status, response.status_code, None)
             else:

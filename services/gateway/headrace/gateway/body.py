@@ -79,7 +79,7 @@ def parse_body(body: bytes, content_type: str) -> RequestFields:
     seconds = fields.request_timeout
     return RequestFields(
         model=_model(fields),
-        stream=_as_bool(fields.stream),
+        stream=as_bool(fields.stream, "stream"),
         timeout_s=None if seconds is None else timeout_s(seconds, FIELD),
     )
 
@@ -119,8 +119,11 @@ def _model(fields: _Fields) -> str | None:
     return fields.model or None
 
 
-def _as_bool(value: object) -> bool:
-    """Return a boolean as pydantic, and so vLLM, understands it: also `1`, `"true"`, `"off"`."""
+def as_bool(value: object, name: str) -> bool:
+    """Return the field `name` as pydantic, and so vLLM, understands a boolean: also `1`, `"true"`, `"off"`.
+
+    Raises: InvalidBodyError for what it does not understand.
+    """
     if value is None or isinstance(value, bool):
         return bool(value)
     word = value.lower() if isinstance(value, str) else str(value)
@@ -130,8 +133,8 @@ def _as_bool(value: object) -> bool:
     if isinstance(value, str | int | float):
         kind, hint = "bool_parsing", ", unable to interpret input"
     raise _invalid(
-        _entry(kind, "body.stream", f"Input should be a valid boolean{hint}", value),
-        param="body.stream",
+        _entry(kind, f"body.{name}", f"Input should be a valid boolean{hint}", value),
+        param=f"body.{name}",
     )
 
 

@@ -182,15 +182,7 @@ class Creations:
             stream=order.stream,
             deadline=self._clock() + timeout_s,
         )
-        try:
-            claim = await self._idempotency.claim(
-                order.tenant,
-                key,
-                wanted,
-                result_id=order.request_id if plan.is_stored else None,
-            )
-        except ConflictError as error:
-            raise InFlightError(str(error)) from None
+        claim = await self._claim(plan, key, wanted)
         once = replace(order, keeps_result=True, outlives_client=True)
         plan = replace(plan, order=once).named(claim.record.result_id)
         if not claim.is_new:
@@ -202,6 +194,23 @@ class Creations:
             raise
         await self._accept(claim)
         return response
+
+    async def _claim(self, plan: Plan, key: str, wanted: IdemRecord) -> Claim:
+        """Take a key, or return who has it; one whose call came to nothing, and may be tried again, is free."""
+        tenant = plan.order.tenant
+        result_id = plan.order.request_id if plan.is_stored else None
+        is_background = plan.record is not None and plan.record.background
+        try:
+            claim = await self._idempotency.claim(tenant, key, wanted, result_id=result_id)
+            if claim.is_new or is_background:  # one in the background was answered: it is there
+                return claim
+            end = await end_of(self._link, tenant, claim.record.result_id)
+            if end is None or not _is_to_be_tried_again(end):
+                return claim
+            await self._idempotency.release(claim)
+            return await self._idempotency.claim(tenant, key, wanted, result_id=result_id)
+        except ConflictError as error:
+            raise InFlightError(str(error)) from None
 
     async def _again(self, plan: Plan, claim: Claim) -> Response:
         order, record, known = plan.order, plan.record, claim.record
@@ -276,6 +285,11 @@ class Creations:
                 error,
                 extra={"action": "accept_not_noted", "request_id": claim.record.result_id},
             )
+
+
+def _is_to_be_tried_again(end: Terminal) -> bool:
+    """Whether nothing came of a request, through no fault of its own."""
+    return end.status == "error" and end.retry_after_s is not None and end.seq == 0
 
 
 def _json(value: dict[str, Any], request_id: str, headers: dict[str, str]) -> Response:

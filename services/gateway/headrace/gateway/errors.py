@@ -25,6 +25,7 @@ from headrace.shared.errors import (
 )
 
 NO_WORKER_RETRY_AFTER_S = 5.0
+MAX_SHOWN_ID = 128  # characters of a client's ID that an error repeats
 
 
 class InvalidBodyError(BadRequestError):
@@ -75,7 +76,9 @@ class ResponseNotFoundError(NotFoundError):
     error_type = "invalid_request_error"
 
     def __init__(self, response_id: str) -> None:
-        super().__init__(f"Response with id '{response_id}' not found.", param="response_id")
+        super().__init__(
+            f"Response with id '{response_id[:MAX_SHOWN_ID]}' not found.", param="response_id"
+        )
 
 
 class InFlightError(RequestError):

@@ -141,6 +141,8 @@ class Idempotency:
         if not request_id.startswith(PREFIX):
             return None
         record_id = request_id.removeprefix(PREFIX)[:_HASH_CHARS]
+        if len(record_id) < _HASH_CHARS:
+            return None
         found = await self._records.get("idem", tenant, record_id, IdemRecord)
         return found[0] if found is not None and found[0].result_id == request_id else None
 

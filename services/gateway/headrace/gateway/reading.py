@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from headrace.gateway.answering import CallResponse, Form
 from headrace.gateway.call import Order
-from headrace.gateway.errors import GoneError, NotFoundError
+from headrace.gateway.errors import MAX_SHOWN_ID, GoneError, NotFoundError
 from headrace.gateway.events import events_of
 from headrace.gateway.handler import Handler
 from headrace.gateway.idempotency import Idempotency
@@ -58,6 +58,15 @@ class Kept:
             is_gone = self.terminal.seq > seq
         if is_gone:
             raise GoneError(f"this part of the stream {GONE}")
+
+    def check_has(self, position: Position) -> None:
+        """Raises: BadRequestError for an event behind the end; before the end, what is there may still grow."""
+        end = self.terminal
+        if end is not None and end.status == "ok" and position.seq >= end.seq:
+            raise BadRequestError(
+                f"{LAST_EVENT_ID}: this answer has no such event; it has messages up to {end.seq - 1}",
+                param=LAST_EVENT_ID,
+            )
 
 
 class Readings:
@@ -114,6 +123,8 @@ class Readings:
         first_seq = 0 if after is None else after.seq  # its message again: it may hold more events
         if target.stream:
             kept.check_from(first_seq)
+            if after is not None:
+                kept.check_has(after)
         given = {} if after is None else {after.epoch: after.seq}
         return await self._open(target, kept, form, first_seq=first_seq, given=given)
 
@@ -142,7 +153,7 @@ class Readings:
         else:
             kept.check_from(0)
         events = ResponseEvents(record, fields, after=after, last=last)
-        form = Form(events=events, starts_at_once=record.background)
+        form = Form(events=events, starts_at_once=record.background, may_be_over=after >= 0)
         target = Target(
             tenant=tenant,
             request_id=record.response_id,
@@ -234,4 +245,6 @@ def event_number(text: str | None, name: str) -> int:
 
 
 def _unknown(request_id: str) -> NotFoundError:
-    return NotFoundError(f"no request `{request_id[:128]}` is known here", param="request_id")
+    return NotFoundError(
+        f"no request `{request_id[:MAX_SHOWN_ID]}` is known here", param="request_id"
+    )

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.gateway.body import as_bool
 from headrace.shared.errors import BadRequestError
 
 _OURS = ("background", "store", "previous_response_id")
@@ -27,7 +28,7 @@ class ResponseRequest(msgspec.Struct, kw_only=True, frozen=True):
 def read(body: bytes) -> ResponseRequest | None:
     """Return the request; None: nothing in it is the gateway's business, and the body goes on as it came.
 
-    Raises: BadRequestError for a background response that may not be stored.
+    Raises: BadRequestError, also for a background response that may not be stored.
     """
     if not any(name.encode() in body for name in _OURS):
         return None
@@ -35,20 +36,21 @@ def read(body: bytes) -> ResponseRequest | None:
         fields: dict[str, Any] = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
         raise BadRequestError(f"the body can't be read: {error}") from None
-    background, store = fields.get("background"), fields.get("store")
+    background = as_bool(fields.get("background"), "background")
+    store = fields.get("store")
+    is_stored = as_bool(store, "store")
     previous = fields.get("previous_response_id")
     if previous is not None and not isinstance(previous, str):
         raise BadRequestError("previous_response_id must be a string", param="previous_response_id")
-    if background is True and store is False:
+    if background and store is not None and not is_stored:
         raise BadRequestError(
             "a background response is stored: leave `store` out, or send true", param="store"
         )
-    is_ours = background is True or store is True or previous
-    if not is_ours:
+    if not (background or is_stored or previous):
         return None
     return ResponseRequest(
-        background=background is True,
-        store=background is True or store is True,
+        background=background,
+        store=background or is_stored,
         previous_response_id=previous or None,
         fields=fields,
     )

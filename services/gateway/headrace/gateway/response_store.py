@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from headrace.gateway import response_body
-from headrace.gateway.errors import ResponseNotFoundError
+from headrace.gateway.errors import MAX_SHOWN_ID, ResponseNotFoundError
 from headrace.gateway.link import Link
 from headrace.gateway.response_object import StoredResponse, is_gone, response_of
 from headrace.shared import subjects, wire
@@ -89,8 +89,8 @@ class ResponseStore:
             response = await self.shown(tenant, record)
         except ResponseNotFoundError:
             raise BadRequestError(
-                f"Previous response with id '{response_id}' not found: responses are kept that were asked for "
-                "with `store` or `background` true",
+                f"Previous response with id '{response_id[:MAX_SHOWN_ID]}' not found: responses are "
+                "kept that were asked for with `store` or `background` true",
                 param=param,
             ) from None
         if response["status"] not in ("completed", "incomplete"):

@@ -70,7 +70,7 @@ class WebhookEndpoints:
             id=new_id("we_"),
             name=wanted.name or "",
             url=wanted.url or "",
-            event_types=wanted.event_types or (),
+            event_types=tuple(dict.fromkeys(wanted.event_types or ())),
             secret=new_secret(),
             created_at=now,
             updated_at=now,
@@ -91,6 +91,8 @@ class WebhookEndpoints:
         self._check(wanted)
         asked = msgspec.structs.asdict(wanted)
         changes = {name: value for name, value in asked.items() if value is not None}
+        if wanted.event_types is not None:
+            changes["event_types"] = tuple(dict.fromkeys(wanted.event_types))
         return await self._change(tenant, endpoint_id, disabled=None, **changes)
 
     async def rotate_secret(self, tenant: str, endpoint_id: str, *, keep_old: bool) -> Endpoint:

@@ -23,9 +23,10 @@ from headrace.shared.errors import (
     CancelledRequestError,
     RequestError,
 )
-from headrace.shared.webhooks.endpoints import Endpoint, Sending
+from headrace.shared.webhooks.endpoints import EVENT_TYPES, Endpoint, Sending
 
 ROOT = "/v1/webhook_endpoints"
+TYPES = "/v1/webhook_event_types"
 MAX_BODY_BYTES = 64 * 2**10
 BODY_TIMEOUT_S = 30.0
 DEFAULT_LIST = 20
@@ -54,13 +55,16 @@ def add_webhook_endpoints(app: FastAPI, endpoints: WebhookEndpoints) -> None:
     @app.get(ROOT)
     @_answered
     async def show_all(request: Request) -> Any:
-        after, limit = (
-            request.query_params.get("after"),
-            limit_of(request.query_params, DEFAULT_LIST, MAX_LIST),
-        )
-        page = await endpoints.list(tenant_of(request), after=after, limit=limit)
+        query = request.query_params
+        limit = limit_of(query, DEFAULT_LIST, MAX_LIST)
+        page = await endpoints.list(tenant_of(request), after=query.get("after"), limit=limit)
         data = [_shown(record.value) for record in page.records]
         return list_object(data, has_more=page.has_more)
+
+    @app.get(TYPES)
+    @_answered
+    async def show_types(request: Request) -> Any:
+        return {"object": "list", "data": EVENT_TYPES}
 
     @app.get(f"{ROOT}/{{endpoint_id}}")
     @_answered

@@ -13,6 +13,8 @@ from headrace.shared.errors import BadRequestError, HeadraceError
 
 ALLOW = "webhooks.allow_private"
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_GLOBAL = ipaddress.IPv6Network("2000::/3")
+"""All of IPv6 that is given out. What lies beside it has other meanings, of which `is_global` knows some."""
 _DEFAULT_PORTS = {"https": 443, "http": 80}
 
 
@@ -80,6 +82,8 @@ def is_public(address: IPv4Address | IPv6Address) -> bool:
             embedded = IPv4Address(int(address) & 0xFFFFFFFF)
         if embedded is not None:
             return is_public(embedded)
+        if address not in _GLOBAL:
+            return False
     return address.is_global and not address.is_multicast
 
 

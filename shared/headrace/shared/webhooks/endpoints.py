@@ -23,6 +23,7 @@ EVENT_TYPES = (
     "response.completed",
     "response.failed",
     "response.cancelled",
+    "response.incomplete",
 )
 """What an endpoint may be told of, in OpenAI's words."""
 _SENT_AS = {"response.expired": "response.failed"}  # OpenAI has no word for it

@@ -14,6 +14,7 @@ from headrace.shared.webhooks.addresses import AddressError, resolve
 from headrace.shared.webhooks.endpoints import Attempt
 
 USER_AGENT = "headrace-webhooks"
+MAX_ERROR_CHARS = 256
 
 
 class Sender:
@@ -42,7 +43,8 @@ class Sender:
         except AddressError as refused:
             error = str(refused)
         except (httpx.HTTPError, httpx.InvalidURL) as failure:
-            error = f"{type(failure).__name__}: {failure}"
+            # It may quote what the receiver sent, at any length; each attempt stays in a record.
+            error = f"{type(failure).__name__}: {failure}"[:MAX_ERROR_CHARS]
         seconds = time.monotonic() - started
         return Attempt(at=at, seconds=round(seconds, 6), status_code=status_code, error=error)
 
