@@ -10,10 +10,14 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from headrace.shared import wire
 from headrace.shared.errors import BrokerError, RequestError
+from headrace.shared.messages import Takeover, Terminal
+from headrace.shared.owners import is_ended_by
 
 if TYPE_CHECKING:
     from headrace.shared.broker import Broker
@@ -25,8 +29,7 @@ KEEP_S = 5.0
 KEEP_BYTES = 64 * 2**20
 
 
-@dataclass(frozen=True, slots=True)
-class _Sent:
+class _Sent(msgspec.Struct, frozen=True):
     at: float
     subject: str
     payload: bytes
@@ -78,7 +81,7 @@ class Outbox:
             for sent in kept:
                 if sent.message_id is None:
                     await self._broker.publish(sent.subject, sent.payload)
-                else:
+                elif not await self._has_ended(sent):
                     await self._broker.publish_durable(
                         sent.subject, sent.payload, message_id=sent.message_id
                     )
@@ -89,3 +92,10 @@ class Outbox:
             return
         self._missed_since = float("inf")
         self._num_losses = num_losses
+
+    async def _has_ended(self, sent: _Sent) -> bool:
+        """Whether a request was ended by somebody else while the broker was away. Raises: BrokerError."""
+        last = await self._broker.last(sent.subject)
+        if last is None:
+            return False
+        return is_ended_by(last, wire.decode(sent.payload, Takeover, Terminal).epoch)

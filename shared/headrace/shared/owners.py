@@ -42,6 +42,8 @@ class Owners:
 
     def is_void(self, message: Chunk | Terminal) -> bool:
         """Whether a later owner has made this message void."""
+        if not self._seqs:  # as in nearly every answer, at each token ID
+            return False
         if isinstance(message, Chunk):
             return self.voids(message.epoch, message.seq)
         if _stands_alone(message):
@@ -76,6 +78,14 @@ def message_of(received: Received) -> Chunk | Terminal | Takeover | None:
         )
         return None
     return message
+
+
+def is_ended_by(received: Received, epoch: int) -> bool:
+    """Whether this message of an `out` subject ends its request, also for the `epoch`-th owner (0: nobody's end)."""
+    message = message_of(received)
+    if not isinstance(message, Terminal):
+        return False
+    return _stands_alone(message) or message.epoch >= epoch
 
 
 def announced(received: Received) -> Takeover | None:

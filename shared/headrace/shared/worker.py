@@ -39,6 +39,7 @@ from headrace.shared.messages import (
 )
 from headrace.shared.openai_errors import error_body
 from headrace.shared.outbox import Outbox
+from headrace.shared.owners import is_ended_by
 from headrace.shared.pulse import Pulse, answering_pings, ping_over
 from headrace.shared.readers import Readers
 from headrace.shared.settings import Settings
@@ -313,15 +314,40 @@ class Worker:
         # Before the reader is told: a request of which `out` has the end is not looked at again.
         await self.events.request_ended(tenant, lane, terminal)
         payload = wire.encode(msgspec.structs.replace(terminal, result=b""))
-        is_stored = await self.outbox.publish_durable(
-            subjects.out(tenant, terminal.request_id),
-            payload,
-            message_id=f"{name}.terminal.{epoch}",
-        )
+        subject = subjects.out(tenant, terminal.request_id)
+        message_id = f"{name}.terminal.{epoch}"
+        is_only_there = lane is Lane.RT and not keeps_result
+        if is_only_there and self.broker.back_at >= (terminal.timings.accepted or 0.0):
+            is_stored, payload = await self._end_first(subject, payload, message_id, epoch)
+        else:
+            is_stored = await self.outbox.publish_durable(subject, payload, message_id=message_id)
         if is_first and is_stored:
             metrics.request_ended(lane, terminal, self.slo)
         if reply_to is not None:
             await self._reply(reply_to, payload)
+
+    async def _end_first(
+        self, subject: str, payload: bytes, message_id: str, epoch: int
+    ) -> tuple[bool, bytes]:
+        """Publish an end on `out` unless one is there; return whether it was stored, and the end that counts.
+
+        A broker that was killed forgets acks, and who owns what: a request that is being answered may be
+        submitted again, and two workers end it. So this is how a request ends during which the broker came back.
+        Raises: as `publish_terminal`.
+        """
+        before = -1
+        while True:
+            last = await self.broker.last(subject)
+            if last is not None and is_ended_by(last, epoch):
+                return False, last.payload
+            sequence = 0 if last is None else int(last.headers["Nats-Sequence"])
+            if sequence == before:  # not refused for what came between: it was published before
+                return False, payload
+            before = sequence
+            if await self.outbox.publish_durable(
+                subject, payload, message_id=message_id, expect_last=sequence
+            ):
+                return True, payload
 
     async def _reply(self, subject: str, payload: bytes) -> None:
         try:

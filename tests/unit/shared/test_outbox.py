@@ -34,6 +34,9 @@ class Broker:
         await self._publish(payload, message_id)
         return True
 
+    async def last(self, subject: str) -> None:
+        return None
+
     async def restart(self) -> None:
         self.lose()
         self.published.clear()

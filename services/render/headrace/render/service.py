@@ -14,7 +14,7 @@ from headrace.shared.asks import answering
 from headrace.shared.broker import Delivery, WorkQueue
 from headrace.shared.contract import contract, served_name
 from headrace.shared.deadlines import kept_s
-from headrace.shared.ends import has_result
+from headrace.shared.ends import has_result, publish_end
 from headrace.shared.errors import (
     BadRequestError,
     CancelledRequestError,
@@ -23,8 +23,7 @@ from headrace.shared.errors import (
     RequestError,
 )
 from headrace.shared.intake import Intake, Slots
-from headrace.shared.messages import Terminal
-from headrace.shared.owners import message_of
+from headrace.shared.owners import is_ended_by
 from headrace.shared.readers import READER_GONE
 from headrace.shared.settings import EngineKind, RenderSettings, Settings
 from headrace.shared.subjects import Lane, Role
@@ -129,20 +128,15 @@ async def refuse(worker: Worker, delivery: Delivery, reason: str) -> None:
 
 async def end(worker: Worker, submission: Submission, error: RequestError) -> None:
     """Publish the terminal of a submission of which there will be no job."""
-    await worker.publish_terminal(
-        submission.tenant,
-        submission.lane,
-        terminal_of(submission.request_id, error),
-        reply_to=submission.reply_to,
-        keeps_result=submission.keeps_result,
-    )
+    await publish_end(worker, submission, terminal_of(submission.request_id, error))
 
 
 async def has_ended(worker: Worker, submission: Submission, delivery: Delivery) -> bool:
     """Whether a submission comes again after its end: then nothing is computed."""
-    if delivery.num_delivered > 1:  # whoever published its end may have been killed before the ack
+    # Whoever published its end may have been killed before the ack, or the broker may have forgotten that.
+    if delivery.num_delivered > 1 or worker.broker.back_at >= submission.accepted:
         last = await worker.broker.last(subjects.out(submission.tenant, submission.request_id))
-        if last is not None and isinstance(message_of(last), Terminal):
+        if last is not None and is_ended_by(last, 0):
             return True
     if not await has_result(worker, submission):
         return False

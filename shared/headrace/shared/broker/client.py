@@ -94,6 +94,7 @@ class Broker:
         self.lost_at = float(
             "-inf"
         )  #: when the broker was there for the last time (`time.monotonic`)
+        self.back_at = 0.0  #: when it was reached last, after a loss or at first (Unix seconds)
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @classmethod
@@ -110,7 +111,7 @@ class Broker:
         except BaseException:
             await broker.close()
             raise
-        broker._ready.set()
+        broker._has_come()
         return broker
 
     @property
@@ -581,6 +582,10 @@ class Broker:
             self._failed.exception()  # seen: perhaps nobody waits for it
             self._ready.set()  # wake who waits; they see why
 
+    def _has_come(self) -> None:
+        self.back_at = time.time()
+        self._ready.set()
+
     def _on_back(self) -> None:
         if self._closed or not (self._data.is_connected and self._control.is_connected):
             return
@@ -595,7 +600,7 @@ class Broker:
             logger.error("streams not declared: %s", error, extra={"action": "declare_failed"})
         if not (self._data.is_connected and self._control.is_connected):
             return  # one of them broke meanwhile; when it is back, this begins anew
-        self._ready.set()
+        self._has_come()
         logger.info("broker is back", extra={"action": "restored"})
         for callback in self._callbacks:
             try:
