@@ -21,15 +21,17 @@ class Bench:
 
     served_name, contract, max_model_len = "m", "c", 100
 
-    def __init__(self) -> None:
+    def __init__(self, **options: Any) -> None:
         self.time, self.takes_s, self.num_rendered = 100.0, 0.0, 0
+        self.tenants: list[str] = []
         self.rendered = Rendered(prompts=(PROMPT, PROMPT), n=2, stream=False, priority=0)
         self.handler = RenderHandler(
-            cast(Renderer, self), "render-1", max_choices=4, now=lambda: self.time
+            cast(Renderer, self), "render-1", max_choices=4, now=lambda: self.time, **options
         )
 
-    async def render(self, endpoint: str, body: bytes) -> Rendered:
+    async def render(self, endpoint: str, body: bytes, tenant: str) -> Rendered:
         self.num_rendered += 1
+        self.tenants.append(tenant)
         self.time += self.takes_s
         return self.rendered
 
@@ -72,3 +74,16 @@ async def test_as_many_choices_as_allowed_are_a_job_and_one_prompt_more_is_none(
     bench.rendered = Rendered(prompts=(PROMPT,) * 3, n=2, stream=False, priority=0)
     with pytest.raises(BadRequestError, match=r"6 choices; a request may have 4 .*max_choices"):
         await bench.handle()
+
+
+async def test_the_renderer_is_told_whose_entries_it_may_use(bench: Bench) -> None:
+    for tenant in ("acme", "globex"):
+        await bench.handle(tenant=tenant)
+    assert bench.tenants == ["acme", "globex"]
+
+
+async def test_tenants_that_trust_one_another_share_its_entries() -> None:
+    bench = Bench(tenant_cache_salt=False)
+    for tenant in ("acme", "globex"):
+        await bench.handle(tenant=tenant)
+    assert bench.tenants == ["", ""]

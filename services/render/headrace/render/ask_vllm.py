@@ -14,7 +14,8 @@ from vllm.entrypoints.serve.tokenize.serving import ServingTokenization
 from headrace.engine import vllm_request
 from headrace.engine.vllm_request import VllmRequest
 from headrace.engine.vllm_text import TextStack
-from headrace.engine.vllm_versions import ErrorResponse, validate_token_ids
+from headrace.engine.vllm_versions import ErrorResponse
+from headrace.engine.vllm_versions_text import validate_token_ids
 from headrace.shared.errors import BadRequestError
 from headrace.shared.messages import Ask
 

@@ -53,6 +53,11 @@ def _check_supported(request: GenerateRequest) -> None:
             raise BadRequestError(
                 "only text is supported: no images, audio, video or files", param=name
             )
+    if vars(request).get("output_mode") == "derender":  # since 0.33
+        raise BadRequestError(
+            "output_mode 'derender' is not supported: send the answer to /v1/chat/completions/derender",
+            param="output_mode",
+        )
     for name in _NOT_CARRIED:
         if sampling_field(request.sampling_params, name) is not None:
             raise BadRequestError(f"{name} is not supported", param=f"sampling_params.{name}")

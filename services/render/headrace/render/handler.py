@@ -27,7 +27,7 @@ class RenderHandler:
         max_choices: int = DecodeSettings().max_choices,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`tenant_cache_salt`: keep the tenants' prefix-cache entries apart."""
+        """`tenant_cache_salt`: keep the tenants' cache entries apart."""
         self._tenant_cache_salt = tenant_cache_salt
         self._max_choices = max_choices
         self._renderer = renderer
@@ -40,7 +40,8 @@ class RenderHandler:
         Raises: ExpiredError past its deadline, and whatever the renderer finds wrong (RequestError).
         """
         taken = self._in_time(submission)
-        rendered = await self._renderer.render(submission.endpoint, submission.body)
+        tenant = submission.tenant if self._tenant_cache_salt else ""
+        rendered = await self._renderer.render(submission.endpoint, submission.body, tenant)
         prompts = rendered.prompts
         check_choices(rendered.n, len(prompts), self._max_choices)
         if self._tenant_cache_salt:

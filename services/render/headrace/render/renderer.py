@@ -30,8 +30,10 @@ class Renderer(Protocol):
         """Load tokenizer and template. Raises: SettingsError when the model can't be loaded."""
         ...
 
-    async def render(self, endpoint: Endpoint, body: bytes) -> Rendered:
+    async def render(self, endpoint: Endpoint, body: bytes, tenant: str = "") -> Rendered:
         """Validate and tokenize one request; the event loop stays free meanwhile.
+
+        `tenant`: what its earlier requests left in a cache may be used.
 
         Raises: a RequestError whose status, type, message and param are those of vLLM's own server.
         """

@@ -102,7 +102,7 @@ class FakeRenderer:
     async def start(self) -> None:
         pass
 
-    async def render(self, endpoint: Endpoint, body: bytes) -> Rendered:
+    async def render(self, endpoint: Endpoint, body: bytes, tenant: str = "") -> Rendered:
         if endpoint == "generate":
             return self._generate(body)
         if endpoint == "responses":

@@ -11,11 +11,19 @@ from vllm.inputs import tokens_input
 from headrace.engine import vllm_request, vllm_text
 from headrace.engine.loop_thread import LoopThread
 from headrace.engine.vllm_text import TextStack
-from headrace.engine.vllm_versions import ErrorResponse, validate_token_ids, warm_up
+from headrace.engine.vllm_versions import ErrorResponse
+from headrace.engine.vllm_versions_text import (
+    add_reasoning,
+    reasoning,
+    validate_token_ids,
+    warm_up,
+)
+from headrace.render import tokenize_vllm
 from headrace.render.ask_vllm import VllmAnswers
 from headrace.render.generate_vllm import generate_request
 from headrace.render.renderer import Rendered
 from headrace.render.responses_vllm import ResponsesRenderer
+from headrace.render.tokenize_vllm import entries_of
 from headrace.shared import prompt_logprobs, token_ids
 from headrace.shared.contract import contract, served_name
 from headrace.shared.errors import RequestError
@@ -50,12 +58,14 @@ class VllmRenderer:
     async def _load(self) -> _Pipeline:
         stack = vllm_text.load(self._settings)
         warm_up(stack.online_renderer)
+        if self._settings.render.cache_bytes:
+            tokenize_vllm.install(stack.renderer, self._settings.render.cache_bytes)
         return _Pipeline(stack)
 
-    async def render(self, endpoint: Endpoint, body: bytes) -> Rendered:
+    async def render(self, endpoint: Endpoint, body: bytes, tenant: str = "") -> Rendered:
         if self._thread is None or self._pipeline is None:
             raise RuntimeError("render() before start()")
-        return await self._thread.run(self._pipeline.render(endpoint, body))
+        return await self._thread.run(self._pipeline.render(endpoint, body, tenant))
 
     async def ask(self, ask: Ask) -> bytes:
         if self._thread is None or self._pipeline is None:
@@ -78,9 +88,9 @@ class _Pipeline:
         self._responses = ResponsesRenderer(stack)
         self._answers = VllmAnswers(stack, self._serving)
 
-    async def render(self, endpoint: Endpoint, body: bytes) -> Rendered:
+    async def render(self, endpoint: Endpoint, body: bytes, tenant: str) -> Rendered:
         try:
-            return self._packed(await self._generates(endpoint, body))
+            return self._packed(await self._generates(endpoint, body, tenant))
         except RequestError:
             raise
         except Exception as error:
@@ -94,23 +104,28 @@ class _Pipeline:
         except Exception as error:
             raise vllm_request.request_error(error) from error
 
-    async def _generates(self, endpoint: Endpoint, body: bytes) -> list[GenerateRequest]:
+    async def _generates(
+        self, endpoint: Endpoint, body: bytes, tenant: str
+    ) -> list[GenerateRequest]:
         """Return what vLLM's engine would be given, one a prompt."""
         if endpoint == "generate":
             return [await generate_request(self._serving, body)]
         if endpoint == "responses":
-            return [await self._responses.generate_request(body)]
+            return [await self._responses.generate_request(body, tenant)]
         request = vllm_request.parse(endpoint, body)
         vllm_request.check_supported(request)
         result: GenerateRequest | list[GenerateRequest] | ErrorResponse
-        if isinstance(request, ChatCompletionRequest):
-            result = await self._serving.render_chat_request(request)
-        else:
-            result = await self._serving.render_completion_request(request)
+        with entries_of(tenant, request.cache_salt):
+            if isinstance(request, ChatCompletionRequest):
+                result = await self._serving.render_chat_request(request)
+            else:
+                result = await self._serving.render_completion_request(request)
         if isinstance(result, ErrorResponse):
             if result.error.message == _EMPTY:
                 result.error.message = _EMPTY_IN_VLLMS_SERVER
             raise vllm_request.response_error(result)
+        if isinstance(request, ChatCompletionRequest) and isinstance(result, GenerateRequest):
+            add_reasoning(self._stack.online_renderer, request, result)
         return result if isinstance(result, list) else [result]
 
     def _packed(self, generates: list[GenerateRequest]) -> Rendered:
@@ -131,13 +146,13 @@ class _Pipeline:
 
     def _prompt(self, generate: GenerateRequest) -> Prompt:
         self._check_as_engine(generate)
-        kwargs = vars(generate).get("reasoning_parser_kwargs")  # a later field
+        reasoning_ended, reasoning_parser_kwargs = reasoning(generate)
         return Prompt(
             token_ids=token_ids.pack(generate.token_ids),
             sampling_params=msgspec.msgpack.encode(generate.sampling_params),
             cache_salt=generate.cache_salt,
-            reasoning_ended=vars(generate).get("reasoning_ended"),
-            reasoning_parser_kwargs=None if kwargs is None else kwargs.model_dump(),
+            reasoning_ended=reasoning_ended,
+            reasoning_parser_kwargs=reasoning_parser_kwargs,
             prompt_logprobs=generate.sampling_params.prompt_logprobs,
         )
 

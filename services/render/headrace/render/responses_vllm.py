@@ -8,7 +8,9 @@ from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateReque
 
 from headrace.engine import vllm_request, vllm_responses
 from headrace.engine.vllm_text import TextStack
-from headrace.engine.vllm_versions import ErrorResponse, ReasoningParserKwargs
+from headrace.engine.vllm_versions import ErrorResponse
+from headrace.engine.vllm_versions_text import tell_reasoning
+from headrace.render.tokenize_vllm import entries_of
 
 
 class ResponsesRenderer:
@@ -20,26 +22,27 @@ class ResponsesRenderer:
         self._serving.responses_full_generator = _whole
         self._serving.responses_stream_generator = _result_generator
 
-    async def generate_request(self, body: bytes) -> GenerateRequest:
-        """Return what the engine would be given.
+    async def generate_request(self, body: bytes, tenant: str) -> GenerateRequest:
+        """Return what the engine would be given. `tenant`: as for the renderer's `render`.
 
         Raises: RequestError in vLLM's words, or for what this pipeline can't do.
         """
         request = vllm_responses.parse(body)
         vllm_responses.check_supported(request)
-        given: Any = await self._serving.create_responses(request)
+        with entries_of(tenant, request.cache_salt):
+            given: Any = await self._serving.create_responses(request)
         if isinstance(given, ErrorResponse):
             raise vllm_request.response_error(given)
-        kwargs = given["reasoning_parser_kwargs"]
-        return GenerateRequest(
+        generate = GenerateRequest(
             token_ids=list(given["engine_input"]["prompt_token_ids"]),
             sampling_params=given["sampling_params"],
             model=request.model,
-            reasoning_parser_kwargs=None if kwargs is None else ReasoningParserKwargs(**kwargs),
             stream=bool(request.stream),
             cache_salt=request.cache_salt,
             priority=given["priority"],
         )
+        tell_reasoning(generate, None, given["reasoning_parser_kwargs"])
+        return generate
 
 
 def _given(**given: Any) -> dict[str, Any]:
