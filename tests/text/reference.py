@@ -17,14 +17,15 @@ from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
-from vllm.entrypoints.serve.engine.protocol import ErrorResponse
-from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
 from vllm.outputs import RequestOutput
 from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 
 from headrace.engine.vllm_text import TextStack
+from headrace.engine.vllm_versions import ErrorResponse
+
+from . import error_handlers
 
 
 class PlaybackEngine:
@@ -41,6 +42,9 @@ class PlaybackEngine:
 
     def check_admission(self, n: int) -> None:
         pass
+
+    async def is_tracing_enabled(self) -> bool:
+        return False
 
     async def generate(
         self, prompt: Any, params: Any, request_id: str, **_: Any
@@ -85,7 +89,7 @@ def record_requests(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     original = OpenAIServingChat.chat_completion_full_generator
 
     def record(self: Any, request: ChatCompletionRequest, *args: Any, **kwargs: Any) -> Any:
-        seen.append({**request.model_dump(), "grammar": request._grammar_from_parser})
+        seen.append({**request.model_dump(), "private": request.__pydantic_private__})
         del seen[-1]["request_id"]
         return original(self, request, *args, **kwargs)
 
@@ -124,7 +128,7 @@ class Reference:
         """Return an app with vLLM's error handlers in front of its serving objects."""
         app = FastAPI()
         app.state.args = SimpleNamespace(log_error_stack=False)
-        init_exception_handler(app)
+        error_handlers.add(app)
 
         @app.post("/chat.completions")
         async def chat(request: ChatCompletionRequest) -> JSONResponse:

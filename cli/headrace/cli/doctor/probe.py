@@ -58,14 +58,14 @@ class Length:
     kv_s: float
     kv_bytes: int
     first_token_s: float
+    way_s: float  #: to prefill and back, its queue among it
+    first_step_s: float  #: the blocks, and decode's first step
     step_s: float
-    before_s: float  #: before decode had the job: render and the queues
 
     @property
     def moved_s(self) -> float:
         """What the prompt cost beside its computation: the way to prefill, the handoff, the blocks."""
-        rest = self.first_token_s - self.before_s - self.prefill_s - self.step_s
-        return max(rest, self.kv_s)
+        return max(self.way_s + self.first_step_s - self.step_s, self.kv_s)
 
 
 def lengths_of(beats: Sequence[Heartbeat], block_size: int) -> list[int]:
@@ -110,11 +110,11 @@ def by_length(runs: Sequence[Run]) -> Iterator[Length]:
                 kv_s=median(t.kv_transfer_s or 0.0 for t in moved),
                 kv_bytes=int(median(t.kv_transfer_bytes or 0 for t in moved)),
                 first_token_s=median(t.first_token_s or 0.0 for t in moved),
-                step_s=median((t.decode_s or 0.0) / (NUM_ANSWERED - 1) for t in moved),
-                before_s=median(
-                    sum(s or 0.0 for s in (t.render_queue_s, t.render_s, t.decode_queue_s))
-                    for t in moved
+                way_s=median(
+                    max(0.0, (t.prefill_wait_s or 0.0) - (t.prefill_s or 0.0)) for t in moved
                 ),
+                first_step_s=median(t.first_step_s or 0.0 for t in moved),
+                step_s=median((t.decode_s or 0.0) / (NUM_ANSWERED - 1) for t in moved),
             )
 
 

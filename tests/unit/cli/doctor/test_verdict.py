@@ -20,8 +20,9 @@ def length(num, *, prefill_s, moved_s, kv_s=None):
         kv_s=kv_s or moved_s / 2,
         kv_bytes=num * NUM_BYTES,
         first_token_s=0.010 + prefill_s + moved_s + 0.005,
+        way_s=moved_s / 4,
+        first_step_s=moved_s * 3 / 4 + 0.005,
         step_s=0.005,
-        before_s=0.010,
     )
 
 
