@@ -7,7 +7,6 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from pathlib import Path
 
 import openai
 import pytest
@@ -15,7 +14,8 @@ import pytest
 from headrace.shared.subjects import Role
 from headrace.shared.workers import WorkerTable
 
-from .conftest import Stack, complete, running_stack
+from ..real_stack import Stack, Stacks
+from .conftest import complete
 
 pytestmark = [pytest.mark.vllm, pytest.mark.e2e]
 
@@ -30,9 +30,8 @@ RIGHT, CLEAN_ERROR, WRONG = "right", "clean error", "wrong"
 
 
 @pytest.fixture(scope="module")
-def stack(home: Path, expected: list[list[int]]) -> Iterator[Stack]:
-    with running_stack(home, **SETTINGS) as stack:
-        yield stack
+def stack(stacks: Stacks) -> Stack:
+    return stacks.get(**SETTINGS)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,9 @@ from headrace.shared.settings import (
     Settings,
     home,
 )
+
+from .. import polling
+from ..real_stack import Stacks
 
 if TYPE_CHECKING:
     from headrace.engine.vllm_engine import VllmDecodeEngine, VllmPrefillEngine
@@ -54,8 +58,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def engine_settings() -> Settings:
+def engine_settings(stacks: Stacks) -> Settings:
     """Settings of engines that answer token for token alike: float32, and little memory."""
+    stacks.close()  # it would take memory and a part of each core
     model = Path(os.environ.get("HEADRACE_TEST_MODEL") or home() / "models/smollm2-135m-instruct")
     if not model.is_dir():
         pytest.fail(f"no model in {model}: run `headrace demo-model`, or set HEADRACE_TEST_MODEL")
@@ -89,9 +94,4 @@ async def engines(engine_settings: Settings) -> AsyncIterator[Engines]:
 def eventually() -> Eventually:
     """Wait for what another process does; it tells us when it steps, not when a block is free."""
 
-    async def wait(condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(60):
-            while not condition():  # noqa: ASYNC110 - the state is another process's
-                await asyncio.sleep(0.01)
-
-    return wait
+    return partial(polling.eventually, "what the test waits for")

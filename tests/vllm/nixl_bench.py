@@ -18,6 +18,8 @@ import msgspec
 from headrace.shared.errors import EngineDeadError
 from headrace.shared.settings import DecodeSettings, PrefillSettings, Settings
 
+from ..polling import eventually
+
 LENGTH = 100  # token IDs: 4 blocks
 NUM_PREFILL_BLOCKS = 12
 BLOCK_BYTES = 30 * 2 * 3 * 64 * 4 * 32  # layers, K and V, heads, head size, float32, token IDs
@@ -85,10 +87,15 @@ class Bench:
         self.signal(signal.SIGKILL, name)
         await asyncio.to_thread(self.processes[name].join)
         engine = self.engines.pop(name)
-        with contextlib.suppress(EngineDeadError):
-            while True:
+
+        async def is_dead() -> bool:
+            try:
                 await engine.check_health()
-                await asyncio.sleep(0.01)
+            except EngineDeadError:
+                return True
+            return False
+
+        await eventually(f"{name} is found to be dead", is_dead)
         await engine.shutdown()
 
     async def handoff(self, token_ids: list[int]) -> dict[str, Any]:

@@ -85,9 +85,36 @@ async def test_a_pulled_prompt_is_answered_token_for_token_as_a_local_one(
     assert after.kv_transfer_bytes - before.kv_transfer_bytes == num_bytes
     assert pulled[0].kv_transfer_bytes == num_bytes
     assert pulled[0].kv_transfer_s
+    assert 0 < pulled[0].kv_post_s < pulled[0].kv_transfer_s
+    assert pulled[0].kv_notice_s
     assert pulled[0].num_kv_descriptors
     assert pulled[-1].kv_transfer_bytes is None
     assert pulled[0].num_cached_token_ids == length
+
+
+async def test_both_engines_have_a_scheduler_that_looks_who_has_arrived(engines: Any) -> None:
+    for engine in (engines.prefill, engines.decode):
+        config = engine._process.engine.vllm_config.scheduler_config
+        assert config.get_scheduler_cls().__name__ in {
+            "HeadraceScheduler",
+            "HeadraceAsyncScheduler",
+        }
+
+
+async def test_prompts_move_in_few_pieces_also_when_every_block_was_in_use_before(
+    engines: Any,
+) -> None:
+    num_blocks = math.ceil(300 / 32)
+    num_prompts = 3 + engines.prefill.info.num_blocks // num_blocks
+    pieces = []
+    for _ in range(num_prompts):
+        token_ids = prompt(300)
+        kv = await handoff(engines, token_ids)
+        params = sampling_params(max_tokens=1)
+        (output,) = await collect(generate(engines, token_ids, kv, params))
+        pieces.append(output.num_kv_descriptors)
+    # One a layer is the least there can be; one a layer and block, what a prompt's blocks backwards would make.
+    assert max(pieces) <= 3 * min(pieces)
 
 
 async def test_a_prompt_of_one_token_id_is_pulled_too(engines: Any) -> None:

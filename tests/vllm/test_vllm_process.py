@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -17,6 +18,7 @@ from headrace.engine.interface import EngineStats
 from headrace.shared import settings as settings_module
 from headrace.shared.errors import EngineDeadError, SettingsError
 from headrace.shared.settings import DecodeSettings, Settings
+from headrace.shared.subjects import Role
 
 PARENT = """
 import asyncio, multiprocessing, sys
@@ -131,3 +133,30 @@ async def test_a_model_that_is_not_there_stops_the_start(engine_settings: Settin
     with pytest.raises(EngineDeadError):
         await wrong.check_health()
     await wrong.shutdown()
+
+
+@pytest.mark.parametrize("size", [128, 64])
+async def test_an_engine_says_when_its_blocks_are_not_of_the_set_size(
+    size: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from headrace.engine import vllm_start
+    from headrace.engine.interface import EngineInfo
+
+    info = EngineInfo(
+        engine_id="e",
+        block_size=size,
+        num_blocks=1,
+        max_model_len=1,
+        vocab_size=1,
+        block_bytes=1,
+        lease_s=1.0,
+    )
+    monkeypatch.setattr(vllm_start, "describe", lambda config, settings: info)
+    process = vllm_start.EngineProcess(Settings(), Role.DECODE)
+    launched = SimpleNamespace(vllm_config=None)
+    monkeypatch.setattr(process, "_launch", lambda: launched)
+    assert await process.start() == info
+    said = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert len(said) == (size != 128)
+    if said:
+        assert said[0].getMessage().startswith("a KV block holds 64 token IDs, not the 128")

@@ -57,14 +57,15 @@ def test_a_resting_engine_has_all_its_blocks_whatever_its_last_step_said(
 
 
 def test_a_pull_is_told_once_to_the_sequence_it_was_for(recorder: Any) -> None:
+    cost = (0.05, 0.2, 1024, 16, 7.0)
     record(
         recorder,
-        pulls=[["job-1-0-0a1b2c3d", 0.25, 1024, 16]],
+        pulls=[["job-1-0-0a1b2c3d", *cost]],
         transfer_duration=[0.25],
         bytes_transferred=[1024],
     )
     assert recorder.take_pull("job-1") is None
-    assert recorder.take_pull("job-1-0") == (0.25, 1024, 16)
+    assert recorder.take_pull("job-1-0") == cost
     assert recorder.take_pull("job-1-0") is None
     assert recorder.stats(0, 10).kv_transfer_bytes == 1024
     assert recorder.stats(0, 10).num_kv_transfers == 1

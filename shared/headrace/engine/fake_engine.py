@@ -14,6 +14,8 @@ import uuid
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import msgspec
+
 from headrace.engine.fake_base import BLOCK_BYTES, FakeEngine
 from headrace.engine.fake_blocks import Leases
 from headrace.engine.fake_faults import FaultPlan
@@ -30,7 +32,7 @@ from headrace.engine.fake_text import (
 from headrace.engine.handoff_check import check_kv_transfer_params, check_origin
 from headrace.engine.interface import DecodeOutput, EngineInfo, EngineStats, PrefillResult
 from headrace.engine.request_check import check_prompt, check_prompt_logprobs
-from headrace.shared.errors import EngineRequestError
+from headrace.shared.errors import EngineDeadError, EngineRequestError
 from headrace.shared.settings import Settings
 
 __all__ = ["FakeDecodeEngine", "FakePrefillEngine", "FaultPlan", "expected_output"]
@@ -174,7 +176,7 @@ class FakeDecodeEngine(FakeEngine):
                         self._run(content, token_ids, params)
                     ) as outputs:
                         async for output in outputs:
-                            yield dataclasses.replace(output, prompt_logprobs=table)
+                            yield msgspec.structs.replace(output, prompt_logprobs=table)
                             table = None
                 return
             async with Pull(kv_transfer_params) as pull, self._blocks(len(token_ids)):
@@ -192,7 +194,7 @@ class FakeDecodeEngine(FakeEngine):
                 await self._hold(len(token_ids))
                 async with contextlib.aclosing(self._run(content, token_ids, params)) as outputs:
                     async for output in outputs:
-                        yield dataclasses.replace(output, **first)
+                        yield msgspec.structs.replace(output, **first)
                         first = {"num_cached_token_ids": len(token_ids)}
 
     def _pulled(self, kv: dict[str, Any], num_token_ids: int, seconds: float) -> dict[str, Any]:
@@ -208,6 +210,8 @@ class FakeDecodeEngine(FakeEngine):
         return {
             "num_cached_token_ids": num_token_ids,
             "kv_transfer_s": seconds,
+            "kv_post_s": 0.0,
+            "kv_notice_s": 0.0,
             "kv_transfer_bytes": num_bytes,
             "num_kv_descriptors": num_blocks,
         }
@@ -221,12 +225,19 @@ class FakeDecodeEngine(FakeEngine):
                 token_ids[: -params.num_emitted]
             )  # the prompt's, which decides the answer
         sequence = Sequence(content, params, limit)
+        self._check_alive()
         with self._steps.running(sequence):
             while True:
-                output: DecodeOutput = await self._unless_dead(sequence.next_output())
+                output = await sequence.next_output()
+                self._check_alive()  # what it made in its last step is lost with it
                 yield output
                 if output.finish_reason is not None:
                     return
+
+    def die(self) -> None:
+        """End the engine, and every sequence in it."""
+        super().die()
+        self._steps.fail(EngineDeadError("the fake engine is dead"))
 
     def _after_step(self, num_token_ids: int) -> None:
         self._add(num_steps=1)

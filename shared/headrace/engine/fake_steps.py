@@ -22,6 +22,7 @@ class Sequence:
         self._token_ids: list[int] = []
         self._finish_reason: FinishReason | None = None
         self._stop_reason: int | None = None
+        self._error: Exception | None = None
         self._more = asyncio.Event()
 
     @property
@@ -35,9 +36,16 @@ class Sequence:
         self._token_ids.append(token_id)
         self._more.set()
 
+    def fail(self, error: Exception) -> None:
+        """Make nothing more: whoever waits gets the error."""
+        self._error = error
+        self._more.set()
+
     async def next_output(self) -> DecodeOutput:
-        """Return all that was made since the last call, at least one token ID."""
+        """Return all that was made since the last call, at least one token ID. Raises: what `fail` was given."""
         await self._more.wait()
+        if self._error is not None:
+            raise self._error
         self._more.clear()
         token_ids, self._token_ids = self._token_ids, []
         return DecodeOutput(
@@ -83,6 +91,11 @@ class StepLoop:
             yield
         finally:
             self._running.pop(sequence, None)
+
+    def fail(self, error: Exception) -> None:
+        """Fail every running sequence. Costs a running one nothing: none of them waits for two things."""
+        for sequence in self._running:
+            sequence.fail(error)
 
     async def stop(self) -> None:
         """End the loop."""

@@ -10,6 +10,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
+
 from headrace.shared.errors import EngineDeadError, EngineStuckError
 from headrace.shared.messages import FinishReason, PromptLogprobs
 
@@ -56,8 +58,7 @@ class PrefillResult:
     prompt_logprobs: PromptLogprobs | None = None  #: None: not asked for
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DecodeOutput:
+class DecodeOutput(msgspec.Struct, frozen=True, kw_only=True):
     """New token IDs of one sequence. The last one has a finish reason."""
 
     token_ids: list[int]
@@ -67,11 +68,18 @@ class DecodeOutput:
     """A token ID each: `(token_id, logprob, rank)`, the sampled one first. None: not asked for."""
     num_cached_token_ids: int = 0  #: prompt token IDs that were not computed here
     kv_transfer_s: float | None = None
-    """NIXL's own time for this sequence's pull, in seconds. In the first output only; None: nothing was pulled."""
+    """From when this sequence's pull was asked of NIXL until all of it was there, in seconds.
+
+    In the first output only; None: nothing was pulled. So are the four below.
+    """
+    kv_post_s: float | None = None
+    """What of it went by until the read was posted."""
+    kv_notice_s: float | None = None
+    """From the end of the pull until this output: until the engine knew, and its next step."""
     kv_transfer_bytes: int | None = None
-    """Bytes pulled for this sequence. In the first output only; None: nothing was pulled."""
+    """Bytes pulled for this sequence."""
     num_kv_descriptors: int | None = None
-    """Pieces of memory in which NIXL read them. In the first output only; None: nothing was pulled."""
+    """Pieces of memory in which NIXL read them."""
     prompt_logprobs: PromptLogprobs | None = None  #: in the first output only; None: not asked for
 
 

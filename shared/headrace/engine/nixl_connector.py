@@ -1,6 +1,7 @@
 """vLLM's NIXL connector, with a few things added where the engine runs; loaded by vLLM, by name.
 
-The worker is `nixl_worker.py`'s. A handoff says when its lease ends. The progress thread rests between its
+The worker is `nixl_worker.py`'s. A handoff says when its lease ends. A prompt's blocks lie side by side
+(`vllm_block_order.py`). The progress thread rests between its
 rounds instead of spinning a core; and a worker process dies with its parent. Importing this changes nothing:
 all of it happens when vLLM builds the connector in its own processes.
 """
@@ -22,11 +23,17 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import (
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.pull_scheduler import (
     NixlPullConnectorScheduler,
 )
+from vllm.distributed.kv_transfer.kv_transfer_state import (
+    get_kv_transfer_group,
+    has_kv_transfer_group,
+)
 
 from headrace.engine.nixl_worker import HeadraceNixlWorker, HeadraceStats
+from headrace.engine.vllm_block_order import keep_side_by_side
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
 
@@ -63,10 +70,28 @@ class HeadraceNixlConnector(NixlPullConnector):  # type: ignore[misc]  # vLLM's 
             set_progress_delay(int(os.environ.get(PROGRESS_DELAY_VARIABLE, "100")))
             self.connector_worker = HeadraceNixlWorker(vllm_config, self.engine_id, kv_cache_config)
 
+    def bind_gpu_block_pool(self, gpu_block_pool: BlockPool) -> None:
+        """Take the pool that the scheduler has made, before it gives out a block."""
+        super().bind_gpu_block_pool(gpu_block_pool)
+        keep_side_by_side(gpu_block_pool)
+
+    def arrived(self) -> set[str]:
+        """Return whose blocks have come since the last call; only for a scheduler in the worker's process."""
+        worker = _worker_here(self.engine_id)
+        return worker.arrived() if worker is not None else set()
+
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> HeadraceStats:
         """Return statistics made of `data`, or empty ones."""
         return HeadraceStats() if data is None else HeadraceStats(data=data)
+
+
+def _worker_here(engine_id: str) -> HeadraceNixlWorker | None:
+    """Return the worker of an engine that has it in the scheduler's process."""
+    if not has_kv_transfer_group():
+        return None
+    worker = get_kv_transfer_group().connector_worker
+    return worker if worker.engine_id == engine_id else None
 
 
 def tie_to_parent() -> None:

@@ -58,6 +58,19 @@ def engine_args(settings: Settings, role: Role) -> AsyncEngineArgs:
         "reasoning_parser": model.reasoning_parser,
         "scheduling_policy": "priority",
         "disable_log_stats": True,  # our own logger takes the numbers instead
+    }
+    if role is Role.PREFILL or not settings.decode.colocated:
+        values |= _kv_transfer(settings, role)
+    if on_cpu():
+        values |= _CPU_DEFAULTS
+        if overrides.get("tensor_parallel_size", 1) > 1:
+            values["distributed_executor_backend"] = "mp"
+    return AsyncEngineArgs(**(values | overrides))
+
+
+def _kv_transfer(settings: Settings, role: Role) -> dict[str, Any]:
+    """Return what lets an engine's KV cache move; a colocated one's stays where it is."""
+    return {
         "kv_transfer_config": KVTransferConfig(
             kv_connector=nixl_connector.HeadraceNixlConnector.__name__,
             kv_connector_module_path=nixl_connector.__name__,
@@ -71,11 +84,6 @@ def engine_args(settings: Settings, role: Role) -> AsyncEngineArgs:
         ),
         "worker_extension_cls": (f"{nixl_worker.__name__}.{nixl_worker.WorkerCalls.__name__}"),
     }
-    if on_cpu():
-        values |= _CPU_DEFAULTS
-        if overrides.get("tensor_parallel_size", 1) > 1:
-            values["distributed_executor_backend"] = "mp"
-    return AsyncEngineArgs(**(values | overrides))
 
 
 def check_overrides(overrides: dict[str, Any], role: Role) -> None:

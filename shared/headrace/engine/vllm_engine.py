@@ -18,7 +18,7 @@ import headrace.engine.vllm_env  # noqa: F401 - first: it sets what vLLM reads w
 from headrace.engine import vllm_params
 from headrace.engine.handoff_check import check_kv_transfer_params, check_origin
 from headrace.engine.interface import DecodeOutput, EngineInfo, EngineStats, PrefillResult
-from headrace.engine.nixl_worker import WorkerCalls
+from headrace.engine.nixl_worker import PullCost, WorkerCalls
 from headrace.engine.request_check import check_prompt, check_prompt_logprobs
 from headrace.engine.used_handoffs import UsedHandoffs
 from headrace.engine.vllm_errors import translated
@@ -198,9 +198,7 @@ class VllmDecodeEngine(_VllmEngine):
                         stop_reason=choice.stop_reason,
                         logprobs=vllm_params.plain_logprobs(new, choice.logprobs),
                         num_cached_token_ids=output.num_cached_tokens or 0,
-                        kv_transfer_s=pulled[0] if pulled else None,
-                        kv_transfer_bytes=pulled[1] if pulled else None,
-                        num_kv_descriptors=pulled[2] if pulled else None,
+                        **_cost(pulled),
                         prompt_logprobs=vllm_params.packed_prompt_logprobs(output.prompt_logprobs),
                     )
 
@@ -284,6 +282,20 @@ class VllmDecodeEngine(_VllmEngine):
         self._contacts.discard(contact)
         if not contact.cancelled():
             contact.exception()  # a dead engine is told to everybody who asks it for something
+
+
+def _cost(pulled: PullCost | None) -> dict[str, Any]:
+    """Return what a sequence's first output says of its pull."""
+    if pulled is None:
+        return {}
+    return {
+        "kv_transfer_s": pulled.post_s + pulled.wire_s,
+        "kv_post_s": pulled.post_s,
+        # The engine's process is on this host, where all have one monotonic clock.
+        "kv_notice_s": max(0.0, time.perf_counter() - pulled.came),
+        "kv_transfer_bytes": pulled.num_bytes,
+        "num_kv_descriptors": pulled.num_descriptors,
+    }
 
 
 def _finished_at(metrics: Any) -> float:

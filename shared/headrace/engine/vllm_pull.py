@@ -7,9 +7,9 @@ import logging
 from types import TracebackType
 from typing import Any, Self
 
+from headrace.engine.nixl_worker import PullCost
 from headrace.engine.used_handoffs import UsedHandoffs
 from headrace.engine.vllm_start import EngineProcess
-from headrace.engine.vllm_stats import PullCost
 from headrace.shared.errors import RequestError
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class Pull:
         return self._abort is not None
 
     def come(self, finish_reason: str | None) -> PullCost | None:
-        """Note an output; the first one after a pull gets its seconds, bytes and descriptors."""
+        """Note an output; the first one after a pull gets what it has cost."""
         if finish_reason == "error":
             self._fail()
         if not self._is_waiting:

@@ -61,12 +61,14 @@ def validated(adapter: TypeAdapter[Any], body: bytes) -> Any:
         raise _not_json(error.msg, error.pos) from None
     except (ValueError, RecursionError) as error:  # no UTF-8, a NaN, or nested too deep
         raise _not_json(str(error), 0) from None
+    if value is None:
+        missing = {"type": "missing", "loc": ("body",), "msg": "Field required", "input": None}
+        raise _invalid([missing])
     try:
         # from_attributes: so FastAPI validates, and the words of its errors depend on it.
         return adapter.validate_python(value, from_attributes=True)
     except ValidationError as error:
-        missing = {"type": "missing", "loc": (), "msg": "Field required", "input": None}
-        found: Any = [missing] if value is None else error.errors(include_url=False)
+        found: Any = error.errors(include_url=False)
         raise _invalid([{**item, "loc": ("body", *item["loc"])} for item in found]) from None
     except Exception as error:
         raise request_error(error) from error

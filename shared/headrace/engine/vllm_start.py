@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -18,10 +20,13 @@ from headrace.engine.interface import EngineInfo
 from headrace.engine.nixl_connector import PROGRESS_DELAY_VARIABLE
 from headrace.engine.vllm_args import engine_args, lease_s
 from headrace.engine.vllm_env import on_cpu
+from headrace.engine.vllm_scheduler import look_first
 from headrace.engine.vllm_stats import Recorder
 from headrace.shared.errors import EngineDeadError, SettingsError
 from headrace.shared.settings import Settings
 from headrace.shared.subjects import Role
+
+logger = logging.getLogger(__name__)
 
 _starting = threading.Lock()  # vLLM reads the environment while it starts, and there is one
 T = TypeVar("T")
@@ -65,7 +70,15 @@ class EngineProcess:
         """
         engine = await self._in_thread(self._launch)
         self._engine = engine
-        return describe(engine.vllm_config, self._settings)
+        info = describe(engine.vllm_config, self._settings)
+        if info.block_size != self._settings.model.block_size:
+            logger.warning(
+                "a KV block holds %d token IDs, not the %d of model.block_size: this model's attention needs it so",
+                info.block_size,
+                self._settings.model.block_size,
+                extra={"action": "block_size_changed", "role": str(self._role)},
+            )
+        return info
 
     async def shutdown(self) -> None:
         """End the engine, its processes and the thread."""
@@ -90,6 +103,8 @@ class EngineProcess:
             except (ValueError, TypeError, OSError) as error:
                 what = f"vLLM refuses the {self._role} engine's settings: {error}"
                 raise SettingsError(what) from error
+            if config.kv_transfer_config is not None:
+                look_first(config)
             if on_cpu():
                 # vLLM set "spawn" while it made the configuration. A fork has all of vLLM imported.
                 os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
@@ -109,13 +124,12 @@ def describe(config: VllmConfig, settings: Settings) -> EngineInfo:
     """Return a started engine's facts."""
     model, parallel, cache = config.model_config, config.parallel_config, config.cache_config
     transfer = config.kv_transfer_config
-    assert transfer is not None
-    assert transfer.engine_id is not None
     assert cache.num_gpu_blocks is not None
     per_token = model.get_head_size() * model.get_num_kv_heads(parallel) * model.dtype.itemsize
     keys_and_values = 1 if model.use_mla else 2
     return EngineInfo(
-        engine_id=transfer.engine_id,
+        # a colocated engine has no connector, and so no name of vLLM's
+        engine_id=(transfer.engine_id if transfer else None) or uuid.uuid4().hex,
         block_size=cache.block_size,
         num_blocks=cache.num_gpu_blocks - 1,  # vLLM keeps one as the null block
         max_model_len=model.max_model_len,

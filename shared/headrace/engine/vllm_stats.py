@@ -13,11 +13,11 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
 
 from headrace.engine.interface import EngineStats
+from headrace.engine.nixl_worker import PullCost
 
 # vLLM says nothing while it rests; after a pause this long nothing is in it.
 IDLE_S = 0.5
 MAX_REMEMBERED = 4096
-PullCost = tuple[float, int, int]
 _FAILURES = ("num_failed_transfers", "num_failed_notifications", "num_failed_handshakes")
 
 
@@ -73,7 +73,7 @@ class Recorder(StatLoggerBase):  # type: ignore[misc]  # vLLM's types are not fo
         self._stalled.pop(sequence_id, None)
 
     def take_pull(self, sequence_id: str) -> PullCost | None:
-        """Return seconds, bytes and NIXL descriptors of a sequence's pull, once."""
+        """Return what a sequence's pull has cost, once."""
         return self._pulls.pop(sequence_id, None)
 
     def stats(self, num_running: int, num_blocks: int) -> EngineStats:
@@ -94,7 +94,7 @@ class Recorder(StatLoggerBase):  # type: ignore[misc]  # vLLM's types are not fo
         self._count("num_failed_kv_transfers", sum(len(data[name]) for name in _FAILURES))
         self._count("num_expired_leases", len(data["num_kv_expired_reqs"]))
         for request_id, *cost in data["pulls"]:
-            _remember(self._pulls, _ours(request_id), tuple(cost))
+            _remember(self._pulls, _ours(request_id), PullCost(*cost))
         for request_id in data["stalled"]:
             if (on_stalled := self._stalled.pop(_ours(request_id), None)) is not None:
                 on_stalled()

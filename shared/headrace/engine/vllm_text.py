@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import vllm
 from vllm import AsyncEngineArgs, envs
 from vllm.config import ModelConfig, VllmConfig
 from vllm.config.device import DeviceConfig
@@ -80,6 +81,11 @@ def _load(settings: Settings) -> TextStack:
         "default_chat_template_kwargs": model.default_chat_template_kwargs or None,
     }
     frontend = accepted(OnlineRenderer, given)
+    if model.tool_strict_level != "auto" and "tool_strict_level" not in frontend:
+        raise SettingsError(
+            f"model.tool_strict_level = {model.tool_strict_level!r} needs vLLM 0.31 or later, and this is"
+            f" {vllm.__version__}: leave it at 'auto'"
+        )
     online_renderer = OnlineRenderer(
         model_config=model_config,
         renderer=renderer,

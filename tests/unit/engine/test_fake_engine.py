@@ -396,3 +396,25 @@ async def test_leases_that_expire_early_promise_their_whole_time() -> None:
     await handoff(engine)
     assert engine.stats().num_blocks_free == 8
     await engine.shutdown()
+
+
+@pytest.mark.parametrize("has_output", [False, True])
+async def test_a_death_ends_what_runs_whether_it_waits_or_has_an_output(has_output: bool) -> None:
+    """In a step that takes longer than the test, or behind the last one, unread."""
+    fake = msgspec.structs.replace(SETTINGS.fake, step_s=0.0 if has_output else 3_600.0)
+    engine = FakeDecodeEngine(msgspec.structs.replace(SETTINGS, fake=fake))
+    await engine.start()
+    outputs = generate(engine, ignore_eos=True, max_tokens=3)
+    waiting = asyncio.ensure_future(anext(outputs))
+    async with asyncio.timeout(20):
+        if has_output:
+            await waiting
+            await engine.wait_until(lambda stats: stats.num_steps == 4)  # the prompt's, and all 3
+            waiting = asyncio.ensure_future(anext(outputs))
+        else:
+            await engine.wait_until(lambda stats: stats.num_local_computed_token_ids > 0)
+            await asyncio.sleep(0)  # now it waits for its first step
+        engine.die()
+        with pytest.raises(EngineDeadError):
+            await waiting
+    await engine.shutdown()

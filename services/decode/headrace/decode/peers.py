@@ -12,7 +12,13 @@ from dataclasses import dataclass, field
 
 from headrace.engine.interface import DecodeEngine
 from headrace.shared import subjects, wire
-from headrace.shared.errors import BrokerError, HandoffError, RequestError, WireError
+from headrace.shared.errors import (
+    BrokerError,
+    EngineDeadError,
+    HandoffError,
+    RequestError,
+    WireError,
+)
 from headrace.shared.messages import Handoff, Handshake, Heartbeat, PrefillFailed
 from headrace.shared.openai_errors import error_of
 from headrace.shared.subjects import Role
@@ -107,7 +113,9 @@ class Peers:
     def _greet_soon(self, instance: str, peer: _Peer) -> None:
         if peer.greeted is not None:
             peer.greeted.cancel()  # else nobody would end it when the worker is gone
-        peer.greeted = asyncio.create_task(self._greet_until_it_succeeds(instance, peer))
+        peer.greeted = asyncio.create_task(
+            self._greet_until_it_succeeds(instance, peer), name=instance
+        )
         peer.greeted.add_done_callback(_ended)
 
     async def _greet_until_it_succeeds(self, instance: str, peer: _Peer) -> None:
@@ -171,8 +179,15 @@ class Peers:
 
 
 def _ended(greeting: asyncio.Task[None]) -> None:
-    if not greeting.cancelled():
-        greeting.exception()  # a dead engine is told to everybody who asks it for something
+    if greeting.cancelled() or (error := greeting.exception()) is None:
+        return
+    logger.error(
+        "%s is not greeted any more: %s",
+        greeting.get_name(),
+        error,
+        exc_info=None if isinstance(error, EngineDeadError) else error,
+        extra={"action": "handshake_ended", "worker": greeting.get_name()},
+    )
 
 
 def _end(peer: _Peer) -> None:
