@@ -82,6 +82,7 @@ class Intake:
         self._on_stop = on_stop
         self._preemption = preemption
         self._empty: set[str] = set()  # consumers whose last take got nothing
+        self._lingering: set[str] = set()  # those whose last take waits, or waited
         self._takes: set[asyncio.Task[Delivery | None]] = set()
         self._jobs: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
@@ -131,18 +132,23 @@ class Intake:
     def _one_a_queue(self) -> None:
         """Keep a take waiting on each queue, but on a lower lane only while the higher ones are empty.
 
-        A queue that has just given something may have more: it is asked again, before a lower one is.
+        A queue that has just given something may have more: it is asked again, before a lower one is. Where takes
+        wait on all lower ones, there is nothing to find out first, and the take just waits.
         """
         self._keep_only({queue.consumer for queue in self._queues} | {_SWEEP})
         waiting = {take.get_name() for take in self._takes}
         if _SWEEP in waiting:
             return
-        for queue in self._queues:
-            is_empty = queue.consumer in self._empty
-            if queue.consumer not in waiting:
-                wait_s = LINGER_S if is_empty else 0
-                self._take(self._broker.take(queue, wait_s=wait_s), queue.consumer)
-            if not is_empty:
+        for number, queue in enumerate(self._queues, 1):
+            name = queue.consumer
+            lingers = name in self._empty
+            if name in waiting:
+                lingers = lingers or name in self._lingering  # it has given nothing since
+            else:
+                lingers = lingers or all(q.consumer in waiting for q in self._queues[number:])
+                self._take(self._broker.take(queue, wait_s=LINGER_S if lingers else 0), name)
+                (self._lingering.add if lingers else self._lingering.discard)(name)
+            if not lingers:
                 return
 
     def _one_in_all(self) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import msgspec
 import pytest
+from prometheus_client import REGISTRY
 
 from headrace.decode.handler import DecodeHandler, Stopwatch
 from headrace.decode.pending import AttemptFailedError
@@ -21,7 +23,7 @@ from headrace.shared.errors import (
     NoWorkerError,
     RequestError,
 )
-from headrace.shared.messages import Handoff, Job, Prompt
+from headrace.shared.messages import Handoff, Job, Prompt, Timings
 from headrace.shared.subjects import Lane
 
 PROMPT = list(range(1, 41))
@@ -134,6 +136,7 @@ async def run(
     leg: Leg | None = None,
     engine: Engine | None = None,
     max_attempts: int = 2,
+    is_colocated: bool = False,
 ) -> tuple[Engine, Sink]:
     engine, sink = engine or Engine(), Sink()
     handler = DecodeHandler(
@@ -141,12 +144,30 @@ async def run(
         leg or Leg(remote),  # type: ignore[arg-type] - no broker behind it
         index or PrefixIndex(16, 8),
         local_prefill_threshold=16,
+        is_colocated=is_colocated,
         max_attempts=max_attempts,
         now=lambda: 2.0,
     )
     watch = Stopwatch(job, instance="decode-1", now=lambda: 2.0)
     await handler.generate(job, sink, watch)  # type: ignore[arg-type]
     return engine, sink
+
+
+def test_a_stopwatchs_times_follow_one_another_from_the_jobs_publication_to_the_last_token_id() -> (
+    None
+):
+    clock = iter([10.5, 11.5, 14.0, 20.0])  # taken, ready, first, last
+    watch = Stopwatch(
+        msgspec.structs.replace(job(), published=10.0, timings=Timings(accepted=9.0)),
+        instance="decode-1",
+        now=lambda: next(clock),
+    )
+    watch.prefilled_here()
+    watch.token()
+    watch.token()
+    timings = watch.read(2)
+    assert (timings.decode_queue_s, timings.prefill_wait_s, timings.first_step_s) == (0.5, 1.0, 2.5)
+    assert (timings.first_token_s, timings.decode_s) == (5.0, 6.0)
 
 
 @pytest.mark.parametrize("remote", [True, False])
@@ -186,6 +207,19 @@ async def test_a_cached_prompt_goes_to_prefill_when_its_logprobs_are_asked_for(
     index.add(token_ids.pack(PROMPT), "salt")
     engine, _ = await run(job(prompt_logprobs=prompt_logprobs), remote=True, index=index)
     assert (engine.calls[0]["kv_transfer_params"] is not None) is remote
+
+
+async def test_a_colocated_engine_asks_nobody_and_that_is_no_fallback() -> None:
+    def count(reason: str) -> float:
+        labels = {"reason": reason}
+        return REGISTRY.get_sample_value("headrace_local_prefills_total", labels) or 0.0
+
+    before = count("no_worker"), count("colocated")
+    leg = Leg(True)
+    engine, _ = await run(job(prompt_logprobs=None), leg=leg, is_colocated=True)
+    assert where(engine) == ["here"]
+    assert leg.excluded == []
+    assert (count("no_worker"), count("colocated")) == (before[0], before[1] + 1)
 
 
 class FailingEngine(Engine):

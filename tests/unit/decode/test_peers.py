@@ -13,7 +13,7 @@ import pytest_asyncio
 from headrace.decode import peers as peers_module
 from headrace.decode.peers import MAX_FAILED_PULLS, Peers
 from headrace.shared import wire
-from headrace.shared.errors import EngineRequestError
+from headrace.shared.errors import EngineDeadError, EngineRequestError
 from headrace.shared.messages import Handoff, Heartbeat
 from headrace.shared.subjects import Role
 
@@ -28,6 +28,7 @@ class Worker:
         self.names: set[str] = set()
         self.failing: set[str] = set()
         self.hung: set[str] = set()
+        self.broken: dict[str, Exception] = {}
         self.greeted: dict[str, asyncio.Queue[None]] = defaultdict(asyncio.Queue)
         self._changed = asyncio.Event()
 
@@ -79,6 +80,8 @@ class Worker:
         self.greeted[name].put_nowait(None)
         if name in self.hung:
             await asyncio.Event().wait()
+        if name in self.broken:
+            raise self.broken[name]
         if name in self.failing:
             raise EngineRequestError("no handshake")
 
@@ -185,3 +188,24 @@ async def test_a_start_waits_for_the_first_handshakes_and_not_for_their_success(
     await asyncio.sleep(0)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("error", "has_traceback"), [(EngineDeadError("dead"), False), (KeyError("a bug"), True)]
+)
+async def test_a_greeting_that_ends_for_ever_is_told(
+    worker: Worker,
+    peers: Peers,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    has_traceback: bool,
+) -> None:
+    worker.broken = {"p1": error}
+    worker.are("p1")
+    await worker.greeted["p1"].get()
+    await asyncio.wait({peers._peers["p1"].greeted})  # type: ignore[arg-type]  # it has begun
+    await asyncio.sleep(0)
+    (record,) = [r for r in caplog.records if r.levelname == "ERROR"]
+    assert record.__dict__["worker"] == "p1"
+    assert str(error) in record.getMessage()
+    assert bool(record.exc_info) is has_traceback

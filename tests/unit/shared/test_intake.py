@@ -23,12 +23,14 @@ class Queues:
         self.jobs: dict[str, list[Any]] = {q.consumer: [] for q in QUEUES}
         self.changed = asyncio.Condition()
         self.last_resorts = 0  # of those that wait
+        self.num_looks = 0  # takes that did not wait
 
     @property
     def num_waiting(self) -> int:
         return sum(len(takes) for takes in self.waiting.values())
 
     async def take(self, queue: WorkQueue, *, wait_s: float, is_last_resort: bool = False) -> Any:
+        self.num_looks += not wait_s
         if self.jobs[queue.consumer]:
             return self.jobs[queue.consumer].pop(0)
         if not wait_s:
@@ -52,10 +54,11 @@ class Queues:
                 return
         self.jobs[consumer].append(job)
 
-    def end_lingers(self) -> None:
-        """Let every take that waits end with nothing."""
-        for future in [future for takes in self.waiting.values() for future in takes]:
-            future.set_result(None)
+    def end_lingers(self, *lanes: Lane) -> None:
+        """Let every take that waits on these lanes, or on all, end with nothing."""
+        for lane in lanes or Lane:
+            for future in list(self.waiting[WorkQueue.job("m", lane).consumer]):
+                future.set_result(None)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with self.changed:
@@ -122,6 +125,48 @@ async def test_with_room_one_take_waits_on_each_queue(bench: Bench) -> None:
     await bench.queues.until(lambda: bench.queues.num_waiting == 3)
     bench.queues.put(Lane.BULK, "b")
     await bench.queues.until(lambda: "b" in bench.running and bench.queues.num_waiting == 3)
+
+
+@pytest.mark.parametrize("bench", [8], indirect=True)
+async def test_where_all_lower_lanes_are_waited_for_nothing_is_looked_at_before_the_next_wait(
+    bench: Bench,
+) -> None:
+    await bench.queues.until(lambda: bench.queues.num_waiting == 3)
+    num_looks = bench.queues.num_looks
+    for job in ("r", "r2"):
+        bench.queues.put(Lane.RT, job)
+        await bench.queues.until(lambda job=job: job in bench.running)
+        await bench.queues.until(lambda: bench.queues.num_waiting == 3)
+    assert bench.queues.num_looks == num_looks
+
+
+@pytest.mark.parametrize("bench", [8], indirect=True)
+async def test_a_lower_lane_is_waited_for_again_while_a_higher_one_gives_nothing(
+    bench: Bench,
+) -> None:
+    await bench.queues.until(lambda: bench.queues.num_waiting == 3)
+    bench.queues.put(Lane.RT, "r")
+    await bench.queues.until(lambda: "r" in bench.running and bench.queues.num_waiting == 3)
+    bench.queues.end_lingers(Lane.STD, Lane.BULK)
+    async with asyncio.timeout(20):
+        await bench.queues.until(lambda: bench.queues.num_waiting == 1)
+        await bench.queues.until(lambda: bench.queues.num_waiting == 3)
+
+
+@pytest.mark.parametrize("bench", [8], indirect=True)
+async def test_a_lower_lane_is_not_waited_for_again_before_a_higher_one_was_asked(
+    bench: Bench,
+) -> None:
+    await bench.queues.until(lambda: bench.queues.num_waiting == 3)
+    bench.queues.end_lingers(Lane.BULK)
+    bench.queues.put(Lane.RT, "r")
+    bench.queues.put(Lane.RT, "r2")
+    num_looks = bench.queues.num_looks
+    async with asyncio.timeout(20):
+        await bench.queues.until(
+            lambda: {"r", "r2"} <= set(bench.running) and bench.queues.num_waiting == 3
+        )
+    assert bench.queues.num_looks > num_looks
 
 
 @pytest.mark.parametrize("bench", [3], indirect=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
@@ -15,6 +16,9 @@ logger = logging.getLogger(__name__)
 
 WINDOW = 256
 """Frames that may be unacknowledged; beyond that, token IDs wait in their logs and travel in larger frames."""
+WINDOW_ENTRIES = 256
+"""Entries that may be unacknowledged, in more than two frames. A worker that lags gets what several steps
+gave a stream as one entry, which costs it little more than one step's."""
 MAX_FRAME_BYTES = 1 * 2**20
 """Bytes of token IDs and of prompts' logprobs a frame; more goes into the next."""
 LOGPROB_BYTES = 16
@@ -59,6 +63,8 @@ class FrameLink:
         self._wake = asyncio.Event()
         self._seq = first_seq  # a link that follows another one to the same worker goes on counting
         self._acked = first_seq
+        self._open: deque[tuple[int, int]] = deque()  # frames under way: number, entries
+        self._num_open_entries = 0
         self._progress = now()
 
     @property
@@ -81,7 +87,8 @@ class FrameLink:
         self._sources[source.log.stream_id] = source
         self._cursors[source.log.stream_id] = 0
         self._ends_due.add(source.log.stream_id)
-        self.notify(source.log.stream_id)
+        if len(source.log) or source.end is not None:
+            self.notify(source.log.stream_id)
 
     def detach(self, stream_id: int) -> None:
         """Send no more of this stream."""
@@ -108,6 +115,7 @@ class FrameLink:
         if source is not None and (index < len(source.log) or source.end is not None):
             self._cursors[stream_id] = max(0, min(index, len(source.log)))
             self._ends_due.add(stream_id)
+            self._close_up_to(self._seq)  # frames were lost, which nobody will acknowledge
             self.notify(stream_id)
 
     def credit(self, seq: int) -> None:
@@ -115,6 +123,7 @@ class FrameLink:
         if self._acked < seq <= self._seq:
             self._acked = seq
             self._progress = self._now()
+            self._close_up_to(seq)
             self._wake.set()
 
     def fail(self) -> None:
@@ -127,7 +136,7 @@ class FrameLink:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while self._dirty and self._seq - self._acked < WINDOW:
+            while self._dirty and self._may_send():
                 await self._try(self._next())
 
     async def probe(self) -> None:
@@ -138,6 +147,15 @@ class FrameLink:
     def pause(self) -> None:
         """The broker is away: silence says nothing about the worker."""
         self._progress = self._now()
+
+    def _may_send(self) -> bool:
+        if len(self._open) < 2:
+            return True
+        return len(self._open) < WINDOW and self._num_open_entries < WINDOW_ENTRIES
+
+    def _close_up_to(self, seq: int) -> None:
+        while self._open and self._open[0][0] <= seq:
+            self._num_open_entries -= self._open.popleft()[1]
 
     async def _try(self, frame: Frame) -> None:
         """Send a frame; one that is lost is missed by its receiver, who asks for it."""
@@ -173,10 +191,14 @@ class FrameLink:
         if self._seq == self._acked:
             self._progress = self._now()
         self._seq += 1
+        self._open.append((self._seq, len(tokens)))
+        self._num_open_entries += len(tokens)
         return Frame(decode_instance=self._decode_instance, seq=self._seq, tokens=tokens, ends=ends)
 
 
 def _size(entry: Tokens) -> int:
+    if entry.logprobs is None and entry.prompt_logprobs is None:
+        return len(entry.token_ids)
     table = entry.prompt_logprobs
     of_table = 0 if table is None else len(table.token_ids) + len(table.logprobs) + len(table.ranks)
     of_rows = LOGPROB_BYTES * sum(len(row) for row in entry.logprobs or ())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
@@ -49,6 +48,7 @@ class Stopwatch:
         self.first: float | None = None  #: when the first token ID was there
         self.last = taken  #: when the last one was
         self.num_kv_descriptors: int | None = None  #: of the last pull; None: there was none
+        self.kv_parts: dict[str, float] = {}  #: of the last pull, in seconds: post, wire, notice
         self._timings = msgspec.structs.replace(
             job.timings,
             decode_queue_s=max(0.0, taken - job.published),
@@ -83,7 +83,12 @@ class Stopwatch:
     def read(self, num_output_token_ids: int) -> Timings:
         """Return all that is known now."""
         if self.first is not None and not self._is_continued:
-            self.add(first_token_s=self.first - self._accepted, decode_s=self.last - self.first)
+            self.add(
+                prefill_wait_s=self.ready_at - self.taken,
+                first_step_s=max(0.0, self.first - self.ready_at),
+                first_token_s=self.first - self._accepted,
+                decode_s=self.last - self.first,
+            )
         self.add(num_output_token_ids=num_output_token_ids)
         return self._timings
 
@@ -98,6 +103,7 @@ class DecodeHandler:
         index: PrefixIndex,
         *,
         local_prefill_threshold: float,
+        is_colocated: bool = False,
         max_attempts: int,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -105,6 +111,7 @@ class DecodeHandler:
         self._leg = leg
         self._index = index
         self._threshold = local_prefill_threshold
+        self._is_colocated = is_colocated
         self._max_attempts = max_attempts
         self._now = now
         self.num_local_prefills = 0
@@ -172,6 +179,8 @@ class DecodeHandler:
 
     def _why_here(self, prompt: Prompt, failed: set[str], attempt: int) -> str | None:
         """Return why decode computes the prompt itself, in a word. None: a prefill worker is asked."""
+        if self._is_colocated:
+            return "colocated"
         length = token_ids.count(prompt.token_ids)
         cached = self._index.num_cached(prompt.token_ids, prompt.cache_salt)
         if prompt.prompt_logprobs is not None:
@@ -243,7 +252,7 @@ class DecodeHandler:
                         _note_first(output, watch)
                         pulled.set()
                         if handoff is not None and i == 0:
-                            output = dataclasses.replace(
+                            output = msgspec.structs.replace(
                                 output, prompt_logprobs=handoff.prompt_logprobs
                             )
                     last = came
@@ -278,4 +287,9 @@ def _note_first(output: Any, watch: Stopwatch) -> None:
     if output.kv_transfer_s is not None:
         watch.add(kv_transfer_s=output.kv_transfer_s, kv_transfer_bytes=output.kv_transfer_bytes)
         watch.num_kv_descriptors = output.num_kv_descriptors
-        metrics.pulled(output.kv_transfer_s, output.kv_transfer_bytes)
+        watch.kv_parts = {
+            "post": output.kv_post_s,
+            "wire": output.kv_transfer_s - output.kv_post_s,
+            "notice": output.kv_notice_s,
+        }
+        metrics.pulled(watch.kv_parts, output.kv_transfer_bytes)

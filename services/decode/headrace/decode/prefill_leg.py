@@ -150,7 +150,7 @@ class PrefillLeg:
             priority=engine_priority(job),
             lane=job.lane,
             prompt_logprobs=prompt.prompt_logprobs,
-            traceparent=self._worker.tracer.begin(job.traceparent),
+            traceparent=self._worker.tracer.child(job.traceparent),
         )
         return Pending(
             task=task,

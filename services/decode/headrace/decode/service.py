@@ -106,13 +106,15 @@ class DecodeService:
             self._leg,
             PrefixIndex(info.block_size, info.num_blocks),
             local_prefill_threshold=self._settings.local_prefill_threshold,
+            is_colocated=self._settings.colocated,
             max_attempts=self._settings.max_attempts,
         )
         worker.describe = self._describe
 
     async def serve(self, stop: asyncio.Event) -> None:
         """Take jobs until `stop`, then drain."""
-        await self._leg.start()
+        if not self._settings.colocated:
+            await self._leg.start()
         await self._streams.start()
         await self._ownership.start()
         queues = [WorkQueue.job(self._worker.pool, lane) for lane in Lane]
@@ -124,12 +126,16 @@ class DecodeService:
             on_stop=lambda: self._worker.enter("draining"),
             preemption=self._preemption,
         )
-        await self._peers.greet_all()
+        if not self._settings.colocated:
+            await self._peers.greet_all()
         await self._worker.enter("ready")
+        watches = [self._links.watch(), self._ownership.watch()]
+        if not self._settings.colocated:
+            watches.append(self._peers.run())
         try:
             await guarded(
                 intake.run(stop, drain_timeout_s=self._settings.drain_timeout_s),
-                all_or_none([self._links.watch(), self._peers.run(), self._ownership.watch()]),
+                all_or_none(watches),
             )
         finally:
             self._links.close()
@@ -265,6 +271,7 @@ class DecodeService:
             first=watch.first,
             last=watch.last if error is None else time.time(),
             num_descriptors=watch.num_kv_descriptors,
+            kv_parts=watch.kv_parts,
             error=None if error is None else error.code,
         )
         self._log_end(job, error, stream)
@@ -312,4 +319,5 @@ class DecodeService:
             "num_prefilled": self._handler.num_local_prefills,
             "num_generated_token_ids": self._handler.num_generated_token_ids,
             "unreachable": self._peers.unusable,
+            "is_colocated": self._settings.colocated,
         }

@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 CREDIT_FRAMES = 32
 """A credit goes back after so many frames at the latest."""
+CREDIT_ENTRIES = 64
+"""Or after so many entries."""
 CREDIT_S = 0.2
 """And so long after a frame at the latest."""
 
@@ -70,13 +72,17 @@ class Credits:
         self._control = control
         self._seen: dict[str, int] = {}
         self._credited: dict[str, int] = {}
+        self._num_entries: dict[str, int] = {}  # since then
 
     async def worked_off(self, frame: Frame) -> None:
         """Note a frame; its sender is told at once if it asks, or if it is the last of many."""
         decode = frame.decode_instance
         self._seen[decode] = max(frame.seq, self._seen.get(decode, 0))
+        num_entries = self._num_entries.get(decode, 0) + len(frame.tokens)
+        self._num_entries[decode] = num_entries
+        num_frames = self._seen[decode] - self._credited.get(decode, 0)
         is_probe = not frame.tokens and not frame.ends
-        if is_probe or self._seen[decode] - self._credited.get(decode, 0) >= CREDIT_FRAMES:
+        if is_probe or num_frames >= CREDIT_FRAMES or num_entries >= CREDIT_ENTRIES:
             await self._credit(decode)
 
     async def run(self) -> None:
@@ -91,7 +97,9 @@ class Credits:
         """Forget a decode worker that is gone."""
         self._seen.pop(decode, None)
         self._credited.pop(decode, None)
+        self._num_entries.pop(decode, None)
 
     async def _credit(self, decode: str) -> None:
         self._credited[decode] = self._seen[decode]
+        self._num_entries[decode] = 0
         await self._control.credit(decode, self._seen[decode])

@@ -13,10 +13,10 @@ import msgspec
 from headrace.derender.control import Control
 from headrace.derender.handler import StreamHandler
 from headrace.derender.steps import Steps, StreamKey
-from headrace.shared import metrics, spans, subjects, wire
+from headrace.shared import metrics, spans, wire
 from headrace.shared.ends import publish_end
 from headrace.shared.errors import BrokerError, EngineRequestError, RequestError
-from headrace.shared.messages import Chunk, Job, StreamEnd, Terminal
+from headrace.shared.messages import Chunk, StreamEnd, Terminal
 from headrace.shared.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class Endings:
         try:
             try:
                 if chunk is not None:
-                    await publish_chunk(self._worker, job, chunk)
+                    await publish_chunk(self._worker, stream, chunk)
                 await publish_end(self._worker, job, terminal)
             except RequestError as error:  # too large for the broker: the error that says so is not
                 terminal = stream.fail(end, error)
@@ -152,6 +152,6 @@ class Endings:
         )
 
 
-async def publish_chunk(worker: Worker, job: Job, chunk: Chunk) -> None:
+async def publish_chunk(worker: Worker, stream: StreamHandler, chunk: Chunk) -> None:
     """Publish a part of an answer. Raises: as `Broker.publish`."""
-    await worker.outbox.publish(subjects.out(job.tenant, job.request_id), wire.encode(chunk))
+    await worker.outbox.publish(stream.out, wire.encode(chunk))

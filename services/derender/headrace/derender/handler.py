@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 
 from headrace.derender.renderer import AnswerStream
-from headrace.shared import prompt_logprobs, token_ids
+from headrace.shared import prompt_logprobs, subjects, token_ids
 from headrace.shared.broker.blobs import MAX_PAYLOAD_BYTES
 from headrace.shared.errors import PayloadTooLargeError, RequestError, WireError
 from headrace.shared.messages import Chunk, Job, OpenStream, StreamEnd, Terminal, Tokens
@@ -31,8 +30,7 @@ PROMPT_LOGPROB_S = 7e-6
 """CPU of an entry of a prompt's logprobs in the first feed of a choice, and less at the close of a whole answer."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
+class Step(msgspec.Struct, frozen=True, kw_only=True):
     """What one entry brought about."""
 
     chunk: Chunk | None = (
@@ -41,11 +39,10 @@ class Step:
     stopped: int | None = None  #: a choice that a stop string has ended, and decode still generates
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Worked:
+class Worked(msgspec.Struct, frozen=True, kw_only=True):
     """What some entries brought about."""
 
-    steps: list[Step] = field(default_factory=list)  #: of those up to the gap or the error
+    steps: list[Step] = []  #: of those up to the gap or the error
     has_gap: bool = False  #: an entry is missing
     error: RequestError | WireError | None = None  #: the answer can't be made from these token IDs
 
@@ -78,6 +75,7 @@ class StreamHandler:
     ) -> None:
         """`claim` is decode's; None: a first owner's, and nobody goes on with the answer."""
         self.job = job
+        self.out = subjects.out(job.tenant, job.request_id)  #: where its messages go
         self.claim = claim or OpenStream(stream_id=0, attempt=1, decode_instance="", job=job)
         self.next_index = 0
         self._answer = answer
@@ -102,10 +100,13 @@ class StreamHandler:
 
     def work_off_s(self, entries: Sequence[Tokens]) -> float:
         """Return about how much CPU these entries will take."""
-        num = sum(token_ids.count(entry.token_ids) for entry in entries)
-        first = 0.0 if self.next_index else PROMPT_ID_S * _num_prompt_ids(self.job)
-        first += PROMPT_LOGPROB_S * sum(self._prompt_entries_of(entry) for entry in entries)
-        return first + len(entries) * ENTRY_S + num * self._token_id_s
+        num = 0
+        taken = 0.0 if self.next_index else PROMPT_ID_S * _num_prompt_ids(self.job)
+        for entry in entries:
+            num += token_ids.count(entry.token_ids)
+            if self._prompt_entries or entry.prompt_logprobs is not None:
+                taken += PROMPT_LOGPROB_S * self._prompt_entries_of(entry)
+        return taken + len(entries) * ENTRY_S + num * self._token_id_s
 
     def work_off(self, entries: Sequence[Tokens]) -> Worked:
         """Feed those of these entries that are next, up to a gap or an error."""
@@ -160,6 +161,8 @@ class StreamHandler:
 
     def _note_prompt_logprobs(self, entry: Tokens) -> bool:
         """Count what this feed worked off of its prompt's logprobs; return whether it was anything."""
+        if entry.prompt_logprobs is None and not self._prompt_entries:
+            return False
         num = self._prompt_entries_of(entry)
         if entry.prompt_logprobs is not None:
             first = entry.choice - entry.choice % self.job.n

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import msgspec
+
 from headrace.shared.messages import Ask, FinishReason, Job, PromptLogprobs
 from headrace.shared.settings import Settings
 
@@ -12,8 +14,7 @@ Logprobs = list[list[tuple[int, float, int | None]]]
 """A token ID each: `(token_id, logprob, rank)`, the sampled one first."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fed:
+class Fed(msgspec.Struct, frozen=True, kw_only=True):
     """What one feed of token IDs gave."""
 
     chunks: tuple[bytes, ...] = ()  #: OpenAI chunk objects as JSON; none for an answer in one piece

@@ -16,7 +16,7 @@ from headrace.derender.control import Control, Credits
 from headrace.derender.endings import Endings, publish_chunk
 from headrace.derender.handler import StreamHandler, open_s
 from headrace.derender.renderer import Derenderer
-from headrace.derender.steps import Steps, StreamKey, Turn, by_stream
+from headrace.derender.steps import LONG_STEP_S, Steps, StreamKey, Turn, by_stream
 from headrace.shared import subjects, wire
 from headrace.shared.asks import answering
 from headrace.shared.broker import Received, Subscription
@@ -294,13 +294,16 @@ class DerenderService:
     ) -> None:
         if self._endings.has_failed(key) or self._endings.closing(key) is not None:
             return
-        worked = await self._steps.run(expected_s, stream.work_off, entries)
+        if expected_s <= LONG_STEP_S:
+            worked = stream.work_off(entries)
+        else:
+            worked = await self._steps.run(expected_s, stream.work_off, entries)
         if self._streams.get(key) is not stream:
             return
         try:
             for step in worked.steps:
                 if step.chunk is not None:
-                    await publish_chunk(self._worker, stream.job, step.chunk)
+                    await publish_chunk(self._worker, stream, step.chunk)
                 if step.stopped is not None:
                     await self._control.stop(key, step.stopped)
         except RequestError as error:  # too large for the broker: this answer can't be sent

@@ -8,7 +8,7 @@ import gc
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias, TypeVar
 
@@ -79,15 +79,20 @@ class Steps:
             if not self._num_long:
                 gc.enable()
 
-    async def take(self, key: StreamKey, stream: StreamHandler, items: Iterable[Item]) -> None:
+    async def take(self, key: StreamKey, stream: StreamHandler, items: Sequence[Item]) -> None:
         """Work off these items, or return once they stand behind a long step of their stream."""
         waiting = self._waiting.get(stream)
         if waiting is not None:
             waiting.extend(items)
             return
+        entries = [item for item in items if isinstance(item, Tokens)]
+        is_short = stream.work_off_s(entries) <= LONG_STEP_S
+        if is_short and len(entries) == len(items) <= MAX_ENTRIES:  # nearly every time: one entry
+            if self._is_live(key, stream):
+                await self._feed(key, stream, entries, 0.0)
+            return
         queue = deque(items)
-        entries = [item for item in queue if isinstance(item, Tokens)]
-        if stream.work_off_s(entries) <= LONG_STEP_S:
+        if is_short:
             await self._work_off(key, stream, queue, expected_s=lambda entries: 0.0)
             return
         if self._group is None:

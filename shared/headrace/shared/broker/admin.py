@@ -13,7 +13,12 @@ from nats.aio.msg import Msg
 from headrace.shared.broker import stored
 from headrace.shared.broker.connection import Connection, NoResponderError
 from headrace.shared.broker.message import Received
-from headrace.shared.broker.topology import STREAM_NOT_FOUND, ApiError, api
+from headrace.shared.broker.topology import (
+    CONSUMER_NOT_FOUND,
+    STREAM_NOT_FOUND,
+    ApiError,
+    api,
+)
 
 PAGE = 64
 GLANCE_BYTES = 2**20
@@ -169,6 +174,15 @@ class Admin:
             found += page["consumers"] or ()
             if not page["consumers"] or len(found) >= page["total"]:
                 return [_queue_info(consumer) for consumer in found]
+
+    async def queue(self, stream: str, consumer: str) -> QueueInfo | None:
+        """Return one consumer of a work queue, or None where it is not declared."""
+        try:
+            return _queue_info(await api(self._connection, f"CONSUMER.INFO.{stream}.{consumer}"))
+        except ApiError as error:
+            if error.err_code in (STREAM_NOT_FOUND, CONSUMER_NOT_FOUND):
+                return None
+            raise
 
     async def _read(self, message: Msg) -> Kept:
         return _kept(message, await self._whole(message))

@@ -8,7 +8,6 @@ import math
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -24,6 +23,7 @@ from headrace.shared.broker.connection import (
     NoResponderError,
 )
 from headrace.shared.broker.delivery import Delivery, nak_payload
+from headrace.shared.broker.direct import Direct
 from headrace.shared.broker.documents import Documents
 from headrace.shared.broker.durable import (
     ATTEMPT_TIMEOUT_S,
@@ -62,6 +62,12 @@ class Subscription:
         if not self._ended:
             self._ended = True
             await self._connection.unsubscribe(self._inner)
+
+    async def drop(self) -> None:
+        """End it without a word from the broker: what is on its way to it is not handled."""
+        if not self._ended:
+            self._ended = True
+            await self._connection.drop(self._inner)
 
 
 class Broker:
@@ -173,8 +179,11 @@ class Broker:
 
         Waits `publish_timeout_s` for a broker that is away. Raises: BrokerError, PayloadTooLargeError.
         """
-        payload, headers = await self._check_in(subject, payload, headers, BLOB_S)
-        await self._wait_until_ready(self._settings.publish_timeout_s)
+        blobs.check_size(subject, len(payload))
+        if len(payload) > self._data.max_payload // 2:
+            payload, headers = await self._check_in(subject, payload, headers, BLOB_S)
+        if not self.is_connected:
+            await self._wait_until_ready(self._settings.publish_timeout_s)
         await self._connection_of(subject).publish(subject, payload, headers=headers)
 
     async def publish_durable(
@@ -242,11 +251,18 @@ class Broker:
         await connection.publish(received.reply, payload, headers=headers)
 
     async def subscribe(
-        self, subject: str, handler: Callable[[Received], None], *, queue: str = ""
+        self,
+        subject: str,
+        handler: Callable[[Received], None],
+        *,
+        queue: str = "",
+        is_confirmed: bool = True,
     ) -> Subscription:
         """Call `handler` with each message, one at a time and in order; it must not block.
 
-        The broker knows of the subscription when this returns. Raises: BrokerError.
+        The broker knows of the subscription when this returns. Not `is_confirmed`: it will before it reads what is
+        published afterwards, which is enough to hear the answer to that, and saves two round trips; that this user
+        may not listen is only logged then. Raises: BrokerError.
         """
 
         async def receive(message: Msg) -> None:
@@ -266,7 +282,12 @@ class Broker:
         while True:
             await self._wait_until_ready(self._settings.publish_timeout_s)
             try:
-                inner = await connection.subscribe(subject, receive, queue=queue)
+                inner = await connection.subscribe(
+                    subject,
+                    Direct(handler, receive),
+                    queue=queue,
+                    wait_until_registered=is_confirmed,
+                )
             except ConnectionLostError as error:
                 logger.info(
                     "subscribing again: %s",
@@ -468,7 +489,7 @@ class Broker:
     async def _stored(self, message: Msg) -> Received:
         """Return a message read back from its stream; it comes on an inbox, its own subject in a header."""
         received = await self._received(message)
-        return replace(received, subject=received.headers["Nats-Subject"], reply="")
+        return msgspec.structs.replace(received, subject=received.headers["Nats-Subject"], reply="")
 
     async def _check_out(
         self, subject: str, headers: Mapping[str, str]
@@ -491,6 +512,7 @@ class Broker:
     async def _delivery(self, queue: WorkQueue, message: Msg) -> Delivery | None:
         headers = message.headers or {}
         payload = message.data
+        taken_at = asyncio.get_running_loop().time()
         if blobs.BLOB_HEADER in headers:
             try:
                 payload, headers = await self._check_out(message.subject, headers)
@@ -505,7 +527,14 @@ class Broker:
             except asyncio.CancelledError:
                 self._give_back(message)
                 raise
-        return Delivery(message, payload, headers, settler=self, ack_wait_s=queue.ack_wait_s)
+        return Delivery(
+            message,
+            payload,
+            headers,
+            settler=self,
+            ack_wait_s=queue.ack_wait_s,
+            taken_at=taken_at,
+        )
 
     def _give_back(self, message: Msg, delay_s: float = 0.0) -> None:
         if stored.status_of(message) is None:

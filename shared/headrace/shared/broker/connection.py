@@ -18,6 +18,7 @@ from nats.aio.subscription import Subscription as NatsSubscription
 
 from headrace.shared.broker import tls
 from headrace.shared.broker.denials import Denials
+from headrace.shared.broker.direct import DirectClient
 from headrace.shared.broker.outage_log import OutageLog
 from headrace.shared.errors import BrokerError
 from headrace.shared.settings import BrokerSettings
@@ -43,7 +44,7 @@ class NoResponderError(BrokerError):
     """Nobody listens on the subject: no subscriber, no stream, or no consumer."""
 
 
-class _Client(tls.TlsClient):
+class _Client(DirectClient):
     """nats-py's client, without a fault: a PONG for which nobody waits any more ends its read loop.
 
     Then the connection is deaf, and takes a minute to notice. So it is after each flush that was cancelled, and
@@ -286,7 +287,7 @@ class Connection:
             return messages
         finally:
             self._denials.forget(subject, denied)
-            await self._remove(subscription)
+            await self.drop(subscription)
 
     async def subscribe(
         self,
@@ -307,21 +308,21 @@ class Connection:
                 try:
                     await self.flush()
                 except BaseException:
-                    await self._remove(subscription)  # the caller gets none, so it must not live on
+                    await self.drop(subscription)  # the caller gets none, so it must not live on
                     raise
         except errors.Error as error:
             raise BrokerError(f"{subject}: {_text(error)}") from error
         finally:
             self._denials.forget(subject, denied)
         if denied.done():
-            await self._remove(subscription)
+            await self.drop(subscription)
             raise DeniedError(f"{self._label} may not subscribe to {subject}")
         return subscription
 
     async def unsubscribe(self, subscription: NatsSubscription) -> None:
         """End a subscription; what has arrived is still handled."""
         if not self._nc.is_connected:
-            await self._remove(subscription)
+            await self.drop(subscription)
             return
         try:
             # As in `flush`: drain's own PING overtakes its UNSUB, and a message in between would be dropped.
@@ -330,7 +331,7 @@ class Connection:
             await subscription.drain()  # type: ignore[no-untyped-call]
         except (errors.Error, BrokerError, OSError) as error:
             logger.debug("unsubscribe: %s", error, extra={"action": "unsubscribe_failed"})
-            await self._remove(subscription)
+            await self.drop(subscription)
 
     async def flush(self) -> None:
         """Return when the broker has read all that was written.
@@ -376,9 +377,10 @@ class Connection:
         except BrokerError as error:
             logger.debug("pull not withdrawn: %s", error, extra={"action": "withdraw_failed"})
         finally:
-            await self._remove(subscription)
+            await self.drop(subscription)
 
-    async def _remove(self, subscription: NatsSubscription) -> None:
+    async def drop(self, subscription: NatsSubscription) -> None:
+        """End a subscription at once; the broker is told, and not waited for."""
         try:
             await subscription.unsubscribe()
         except errors.Error as error:

@@ -39,6 +39,7 @@ class Delivery:
     __slots__ = (
         "_ack_wait_s",
         "_settler",
+        "_taken_at",
         "headers",
         "num_delivered",
         "payload",
@@ -57,7 +58,9 @@ class Delivery:
         *,
         settler: Settler,
         ack_wait_s: float,
+        taken_at: float,
     ) -> None:
+        """`taken_at`: when it came, of the event loop's clock; its payload may have had to be fetched since."""
         metadata = message.metadata
         self.subject = message.subject
         self.payload = payload
@@ -69,6 +72,7 @@ class Delivery:
         self.reply = message.reply  #: its ack subject; another process may give it back there
         self._settler = settler
         self._ack_wait_s = ack_wait_s
+        self._taken_at = taken_at
 
     async def ack(self) -> None:
         """Remove the message from its queue; the broker has done so when this returns. Raises: BrokerError."""
@@ -88,7 +92,7 @@ class Delivery:
 
     @contextlib.asynccontextmanager
     async def keep_alive(self) -> AsyncIterator[None]:
-        """Send `in_progress` every third of `ack_wait` while the block runs."""
+        """Send `in_progress` every third of `ack_wait`, from when it was taken on, while the block runs."""
         task = asyncio.create_task(self._keep_alive())
         try:
             yield
@@ -97,6 +101,8 @@ class Delivery:
             await asyncio.gather(task, return_exceptions=True)
 
     async def _keep_alive(self) -> None:
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(self._taken_at + self._ack_wait_s / 3 - loop.time())
         while True:
             try:
                 await self.in_progress()

@@ -108,6 +108,11 @@ class WorkQueue:
             *(cls.prefill(pool, lane) for lane in lanes),
         )
 
+    @property
+    def lane(self) -> Lane:
+        """Whose messages it has, where it is a lane's. Raises: ValueError where it is not."""
+        return Lane(self.filter_subject.rpartition(".")[2])
+
     def config(self, replicas: int) -> dict[str, Any]:
         """Return the consumer as the broker's API takes it."""
         priorities = {"priority_groups": [LAST_RESORT_GROUP], "priority_policy": "prioritized"}

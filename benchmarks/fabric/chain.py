@@ -1,0 +1,191 @@
+"""vLLM's own HTTP chain beside the pipeline: `python benchmarks/fabric/chain.py --model FOLDER [--cases LIST]`.
+
+What vLLM ships for the same stages is HTTP: `/v1/completions/render`, `/inference/v1/generate`, and
+`/v1/completions/derender` once a chunk, with the state of the answer sent there and back. vLLM has no program that
+calls them in turn; here this one does, with aiohttp, and its CPU counts apart (`caller`). The engine behind `generate`
+is the same fake one as in `run.py`, and computes the prompt itself: a leg less than there. FOLDER needs a tokenizer
+and a `config.json`, no weights. Cases are those of `run.py`, `streams:step_ms:token_ids`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import summary
+from load import Found
+from run import Case, alone
+from stack import cpu_of
+
+HERE = Path(__file__).parent
+START_S = 300.0
+MODEL = "chain"
+
+
+class Chain:
+    """The two servers, and one way through them."""
+
+    def __init__(self, session: aiohttp.ClientSession, render: str, generate: str) -> None:
+        self._session = session
+        self._render = render
+        self._generate = generate
+
+    async def ask(self, num_token_ids: int, found: Found, since: float) -> None:
+        """Have one prompt answered; note its chunks that came after `since`."""
+        asked, last = time.perf_counter(), None
+        body = {"model": MODEL, "prompt": "x" * 400, "max_tokens": num_token_ids}
+        body |= {"ignore_eos": True, "stream": True}
+        (request,) = await self._post("/v1/completions/render", body)
+        state, num = None, 0
+        async with self._session.post(
+            f"{self._generate}/inference/v1/generate", json={**request, "stream": True}
+        ) as answer:
+            answer.raise_for_status()
+            async for line in answer.content:
+                if not line.startswith(b"data: {"):
+                    continue
+                chunk = json.loads(line[6:])
+                if not chunk["choices"]:
+                    continue
+                derendered = await self._post(
+                    "/v1/completions/derender",
+                    {
+                        "stream": True,
+                        "model": MODEL,
+                        "generate_chunk": chunk,
+                        "stream_state": state,
+                    },
+                )
+                state, now = derendered["stream_state"], time.perf_counter()
+                num += len(chunk["choices"][0]["token_ids"])
+                if now >= since:
+                    found.num_token_ids += len(chunk["choices"][0]["token_ids"])
+                    if last is None and asked >= since:
+                        found.ttft.append(now - asked)
+                    elif last is not None and last >= since:
+                        found.gaps.append(now - last)
+                last = now
+        if num != num_token_ids:
+            raise SystemExit(f"{num} token IDs instead of {num_token_ids}")
+        found.num_answers += time.perf_counter() >= since
+
+    async def _post(self, path: str, body: Any) -> Any:
+        async with self._session.post(f"{self._render}{path}", json=body) as answer:
+            if answer.status != 200:
+                raise SystemExit(await answer.text())
+            return await answer.json()
+
+
+async def load(case: Case, window_s: float, chain: Chain, pids: dict[str, int]) -> dict[str, Any]:
+    """Keep the case's streams open; return what was found, and the servers' CPU, in the window."""
+    begin = time.perf_counter() + case.ramp_s * 1.5
+    found = Found()
+
+    async def stream(number: int) -> None:
+        await asyncio.sleep(number / case.streams * case.ramp_s)
+        while True:
+            await chain.ask(case.token_ids, found, begin)
+
+    tasks = [asyncio.create_task(stream(number)) for number in range(case.streams)]
+    await asyncio.wait(tasks, timeout=case.ramp_s * 1.5, return_when=asyncio.FIRST_COMPLETED)
+    before = {name: cpu_of(pid) for name, pid in pids.items()} | {"caller": time.process_time()}
+    await asyncio.wait(tasks, timeout=window_s, return_when=asyncio.FIRST_COMPLETED)
+    after = {name: cpu_of(pid) for name, pid in pids.items()} | {"caller": time.process_time()}
+    elapsed = time.perf_counter() - begin
+    for task in tasks:
+        if task.done():
+            task.result()
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return {
+        "ttft_s": found.ttft,
+        "gaps_s": found.gaps,
+        "num_token_ids": found.num_token_ids,
+        "num_answers": found.num_answers,
+        "window_s": elapsed,
+        "cpu_s": after["caller"] - before["caller"],
+        "by_service": {name: after[name] - before[name] for name in after},
+    }
+
+
+async def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
+    """Start vLLM's servers, load them."""
+    with ExitStack() as stack:
+        urls, pids = {}, {}
+        for what in ("render", "generate"):
+            urls[what], process = started(what, case, options)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            pids[what] = process.pid
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector) as session:
+            for url in urls.values():
+                await until_up(session, url)
+            chain = Chain(session, urls["render"], urls["generate"])
+            await chain.ask(4, Found(), float("inf"))  # what is loaded at the first call
+            return await load(case, options.window_s, chain, pids)
+
+
+def started(
+    what: str, case: Case, options: argparse.Namespace
+) -> tuple[str, subprocess.Popen[bytes]]:
+    """Start one of vLLM's servers; return its address."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, str(HERE / "chain_server.py"), what, str(case.step_s)]
+    command += ["--model", options.model, "--served-model-name", MODEL, "--port", str(port)]
+    quiet = subprocess.DEVNULL
+    return f"http://127.0.0.1:{port}", subprocess.Popen(command, stdout=quiet, stderr=quiet)
+
+
+async def until_up(session: aiohttp.ClientSession, url: str) -> None:
+    """Return once a server answers."""
+    async with asyncio.timeout(START_S):
+        while True:
+            with suppress(aiohttp.ClientError):
+                async with session.get(f"{url}/v1/models") as answer:
+                    if answer.status == 200:
+                        return
+            await asyncio.sleep(0.2)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", required=True, metavar="FOLDER")
+    parser.add_argument("--cases", default="1:5:16,32:20:128")
+    parser.add_argument("--window-s", type=float, default=10.0)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    options.cpus = set()
+    rows = []
+    for case in map(Case.parse, options.cases.split(",")):
+        found = asyncio.run(measure(case, options))
+        rows.append(
+            summary.row(
+                streams=case.streams,
+                step_s=case.step_s,
+                token_ids=case.token_ids,
+                stack=found,
+                cpu_s={**found["by_service"], "rest": 0.0},
+                alone=alone(case, options),
+            )
+        )
+        sys.stderr.write(f"{summary.line(rows[-1])}\n")
+    text = json.dumps({"window_s": options.window_s, "rows": rows}, indent=1) + "\n"
+    sys.stdout.write(text)
+    if options.out:
+        options.out.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
