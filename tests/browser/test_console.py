@@ -54,6 +54,47 @@ async def test_every_stage_is_drawn_with_its_workers_and_queues(console: Any) ->
     await expect(page.locator(".link .lanes")).to_have_count(3)
 
 
+RECORD: dict[str, Any] = {
+    "accepted": 100.0,
+    "total_s": 10.0,
+    "status": "ok",
+    "timings": {
+        "render_queue_s": 0.5,
+        "render_s": 0.5,
+        "decode_queue_s": 1.0,
+        "prefill_mode": "remote",
+        "prefill_wait_s": 3.0,
+        "prefill_queue_s": 0.5,
+        "prefill_s": 2.0,
+        "kv_transfer_s": 0.5,
+        "first_step_s": 1.0,
+        "first_token_s": 6.0,
+        "decode_s": 3.0,
+        "total_s": 9.5,
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("missing", "explained"),
+    [(None, 1.0), ("decode_queue_s", 0.9), ("prefill_wait_s", 0.7), ("first_step_s", 0.9)],
+)
+async def test_what_no_stage_measured_is_not_explained(
+    console: Any, missing: str | None, explained: float
+) -> None:
+    page = await console("acme")
+    timings = {name: value for name, value in RECORD["timings"].items() if name != missing}
+    found = await page.evaluate(
+        """async (record) => {
+            const { spans, explained } = await import("/console/waterfall.js");
+            const all = spans(record, 110);
+            return [explained(all), all.spans.reduce((sum, span) => sum + span.length, 0)];
+        }""",
+        {**RECORD, "timings": timings},
+    )
+    assert found == [pytest.approx(explained), pytest.approx(10.0)]
+
+
 async def test_an_answer_streams_and_its_time_is_explained(console: Any) -> None:
     page = await console("acme")
     await chat(page)

@@ -32,6 +32,8 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Template and tokenizer. Set by render."""
     decode_queue_s: float | None = None
     """From the job's publication until a decode worker took it. Set by decode."""
+    prefill_wait_s: float | None = None
+    """From when decode had the job until its engine could begin: with a handoff, or without one. Set by decode."""
     prefill_mode: Literal["remote", "local"] | None = None
     """Where the prompt was computed. Set by decode."""
     prefill_queue_s: float | None = None
@@ -39,9 +41,11 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prefill_s: float | None = None
     """The prompt's forward pass. Set by prefill (remote); None when decode computed the prompt."""
     kv_transfer_s: float | None = None
-    """NIXL's own time for the read of this request's KV cache. Set by decode."""
+    """From when the read of this request's KV cache was asked of NIXL until all of it was there. Set by decode."""
     kv_transfer_bytes: int | None = None
     """Bytes that NIXL read for this request. Set by decode."""
+    first_step_s: float | None = None
+    """From then until the first token ID: the KV transfer, or the prompt, and a step. Set by decode."""
     first_token_s: float | None = None
     """From acceptance until decode had the first token ID. Set by decode."""
     decode_s: float | None = None
@@ -537,6 +541,11 @@ class Heartbeat(Message, frozen=True, tag="heartbeat.v1"):
     """Decode: the prefill workers of its contract that it cannot pull from, as far as it has tried."""
     num_generated_token_ids: int = 0
     """Decode: token IDs of answers since its start."""
+    is_colocated: bool = False
+    """Decode: whether it is a plain engine that computes every prompt itself, by its own settings."""
+    oldest_wait_s: dict[Lane, float] = msgspec.field(default_factory=dict)
+    """How long the oldest message of each lane has waited to be taken by workers of its kind (seconds), as of a few
+    seconds ago. A lane is missing where none waits, or where another worker of its kind tells it."""
 
 
 class RollCall(Message, frozen=True, tag="roll_call.v1"):

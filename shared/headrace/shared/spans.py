@@ -52,6 +52,7 @@ NUM_LINES = "headrace.num_lines"
 CPU_S = "headrace.cpu_s"
 KV_BYTES = "headrace.kv_transfer.bytes"
 KV_MS = "headrace.kv_transfer.ms"
+KV_PART_MS = "headrace.kv_transfer.ms."  # post, wire or notice behind it
 KV_DESCRIPTORS = "headrace.kv_transfer.descriptors"
 
 OPERATIONS: dict[Endpoint, str] = {
@@ -198,6 +199,7 @@ def decoded(
     first: float | None,
     last: float,
     num_descriptors: int | None = None,
+    kv_parts: dict[str, float] | None = None,
     error: str | None = None,
 ) -> None:
     """Decode: from when the prompt's KV cache can be had (`start`) to the last token ID."""
@@ -212,11 +214,12 @@ def decoded(
         OUTPUT_TOKENS: timings.num_output_token_ids or 0,
         PREFILL_MODE: timings.prefill_mode or "none",
     }
-    own = tracer.begin(job.traceparent) if timings.kv_transfer_s is not None else None
+    own = tracer.child(job.traceparent) if timings.kv_transfer_s is not None else None
     if timings.kv_transfer_s is not None:
         moved = {KV_BYTES: timings.kv_transfer_bytes, KV_MS: timings.kv_transfer_s * 1e3}
         if num_descriptors is not None:
             moved[KV_DESCRIPTORS] = num_descriptors
+        moved |= {KV_PART_MS + part: seconds * 1e3 for part, seconds in (kv_parts or {}).items()}
         tracer.span(KV_TRANSFER, own, start, start + timings.kv_transfer_s, attributes=moved)
     tracer.span(
         DECODE,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,10 @@ import httpx
 
 from headrace.shared.nats_server import NatsServer
 
+from ...polling import eventually
+from ...ports import free_port
+
 NUM_SERVERS = 3
-POLL_S = 0.05
 
 
 class Cluster:
@@ -37,8 +38,7 @@ class Cluster:
         """Start all of them, and wait until they agree on a leader."""
         await asyncio.gather(*(server.start() for server in self.servers))
         async with httpx.AsyncClient(trust_env=False) as client:
-            while not await self._has_leader(client):  # noqa: ASYNC110  # there is no event for it
-                await asyncio.sleep(POLL_S)
+            await eventually("they have a leader", lambda: self._has_leader(client))
 
     def kill(self) -> None:
         """End all of them."""
@@ -71,11 +71,3 @@ cluster {{ name: headrace, listen: "127.0.0.1:{self._routes[number]}", routes: [
 """
         )
         return path
-
-
-def free_port() -> int:
-    """Return a port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

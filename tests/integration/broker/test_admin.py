@@ -77,9 +77,9 @@ async def test_a_queue_tells_what_waits_and_what_is_taken(broker: Broker, slug: 
 
 
 async def test_all_consumers_of_a_stream_are_told_however_many_there_are(
-    nats_server_of_its_own: NatsServer,
+    own_server: NatsServer,
 ) -> None:
-    settings = BrokerSettings(url=nats_server_of_its_own.url)
+    settings = BrokerSettings(url=own_server.url)
     broker = await Broker.connect(settings, role=Role.PREFILL, name="x")
     queues = [WorkQueue.prefill(f"m-{number}", Lane.RT) for number in range(300)]
     for queue in queues:  # the broker tells of 256 at once
@@ -90,9 +90,9 @@ async def test_all_consumers_of_a_stream_are_told_however_many_there_are(
 
 
 async def test_a_broker_without_streams_has_nothing_to_tell(
-    nats_server_of_its_own: NatsServer,
+    own_server: NatsServer,
 ) -> None:
-    settings = BrokerSettings(url=nats_server_of_its_own.url)
+    settings = BrokerSettings(url=own_server.url)
     broker = await Broker.connect(settings, role=CLIENT, name="x")
     assert [k async for k in broker.admin.messages("HR_DLQ", "hr.v1.dlq.*.*")] == []
     assert await broker.admin.message("HR_DLQ", 1) is None

@@ -9,6 +9,7 @@ import pytest
 
 from headrace.shared import subjects
 from headrace.shared.broker import Broker, Received, WorkQueue
+from headrace.shared.broker.outage_log import OutageLog
 from headrace.shared.errors import BrokerError
 from headrace.shared.nats_server import NatsServer
 from headrace.shared.settings import BrokerSettings
@@ -18,6 +19,7 @@ STD = WorkQueue.job("m", Lane.STD)
 RT = WorkQueue.job("m", Lane.RT)
 IN_MEMORY = WorkQueue.prefill("m", Lane.RT)
 TASKS = subjects.prefill("m", Lane.RT)
+WATCHDOG_S = 60  # only when all is lost
 
 
 def restored(broker: Broker) -> asyncio.Event:
@@ -33,9 +35,9 @@ def restored(broker: Broker) -> asyncio.Event:
 
 
 async def test_a_kill_loses_no_stored_job_and_the_broker_layer_comes_back_whole(
-    nats_server_of_its_own: NatsServer,
+    own_server: NatsServer,
 ) -> None:
-    server = nats_server_of_its_own
+    server = own_server
     settings = BrokerSettings(url=server.url)
     broker = await Broker.connect(settings, role="test", name="test")
     peer = await Broker.connect(settings, role="test", name="peer")
@@ -88,9 +90,9 @@ async def test_a_kill_loses_no_stored_job_and_the_broker_layer_comes_back_whole(
 
 
 async def test_what_is_published_while_the_broker_is_away_waits_for_it(
-    nats_server_of_its_own: NatsServer,
+    own_server: NatsServer,
 ) -> None:
-    server = nats_server_of_its_own
+    server = own_server
     broker = await Broker.connect(
         BrokerSettings(url=server.url, publish_timeout_s=20), role="test", name="test"
     )
@@ -119,9 +121,9 @@ async def test_what_is_published_while_the_broker_is_away_waits_for_it(
 
 
 async def test_takers_in_a_loop_come_through_a_graceful_stop_and_a_kill(
-    nats_server_of_its_own: NatsServer,
+    own_server: NatsServer,
 ) -> None:
-    server = nats_server_of_its_own
+    server = own_server
     broker = await Broker.connect(BrokerSettings(url=server.url), role="test", name="test")
     await broker.declare_model("m")
     taken: asyncio.Queue[bytes] = asyncio.Queue()
@@ -154,9 +156,9 @@ async def test_takers_in_a_loop_come_through_a_graceful_stop_and_a_kill(
 
 
 async def test_a_broker_that_stays_away_is_an_error_after_the_timeout(
-    nats_server_of_its_own: NatsServer,
+    own_server: NatsServer,
 ) -> None:
-    server = nats_server_of_its_own
+    server = own_server
     broker = await Broker.connect(
         BrokerSettings(url=server.url, publish_timeout_s=0.3), role="test", name="test"
     )
@@ -170,11 +172,9 @@ async def test_a_broker_that_stays_away_is_an_error_after_the_timeout(
 
 
 async def test_a_publish_whose_ack_was_lost_still_counts_as_stored(
-    nats_server_of_its_own: NatsServer, monkeypatch: pytest.MonkeyPatch
+    own_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broker = await Broker.connect(
-        BrokerSettings(url=nats_server_of_its_own.url), role="test", name="test"
-    )
+    broker = await Broker.connect(BrokerSettings(url=own_server.url), role="test", name="test")
     request = broker._data.request
     lost: list[str] = []
 
@@ -197,11 +197,9 @@ async def test_a_publish_whose_ack_was_lost_still_counts_as_stored(
 
 
 async def test_a_publish_whose_ack_was_lost_counts_as_stored_when_it_is_worked_off_already(
-    nats_server_of_its_own: NatsServer, monkeypatch: pytest.MonkeyPatch
+    own_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broker = await Broker.connect(
-        BrokerSettings(url=nats_server_of_its_own.url), role="test", name="test"
-    )
+    broker = await Broker.connect(BrokerSettings(url=own_server.url), role="test", name="test")
     await broker.declare_model("m")
     request = broker._data.request
     lost: list[str] = []
@@ -225,20 +223,22 @@ async def test_a_publish_whose_ack_was_lost_counts_as_stored_when_it_is_worked_o
     await broker.close()
 
 
-async def test_processes_may_start_before_the_broker(tmp_path: Path) -> None:
-    server = NatsServer(tmp_path / "nats")
-    await server.start()
-    await server.stop()
+async def test_processes_may_start_before_the_broker(
+    own_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = asyncio.Event()
+    monkeypatch.setattr(OutageLog, "unreachable", lambda *_: failed.set())
+    await own_server.stop()
     connecting = asyncio.create_task(
-        Broker.connect(BrokerSettings(url=server.url), role="test", name="early")
+        Broker.connect(BrokerSettings(url=own_server.url), role="test", name="early")
     )
-    done, _ = await asyncio.wait({connecting}, timeout=0.5)
-    assert not done
-    await server.restart()
-    broker = await asyncio.wait_for(connecting, 20)
+    async with asyncio.timeout(WATCHDOG_S):
+        await failed.wait()
+        assert not connecting.done()
+        await own_server.restart()
+        broker = await connecting
     assert broker.is_connected
     await broker.close()
-    await server.stop()
 
 
 async def test_a_wrong_password_ends_the_start_and_names_the_settings(tmp_path: Path) -> None:
@@ -263,9 +263,9 @@ async def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
 
 
 async def test_a_subscribe_that_the_broker_leaves_in_the_middle_is_made_again(
-    nats_server_of_its_own: NatsServer,
+    own_server: NatsServer,
 ) -> None:
-    server = nats_server_of_its_own
+    server = own_server
     broker = await Broker.connect(
         BrokerSettings(url=server.url, publish_timeout_s=30), role="test", name="test"
     )

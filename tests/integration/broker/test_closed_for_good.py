@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -20,6 +19,8 @@ from headrace.shared.nats_server import NatsServer
 from headrace.shared.settings import BrokerSettings, GatewaySettings, Settings
 from headrace.shared.subjects import Role, out
 from headrace.shared.worker import joined
+
+from ...conftest import Serve
 
 CLOSED = "closed the connection for good"
 
@@ -46,11 +47,10 @@ class LockedServer(NatsServer):
 
 
 @pytest_asyncio.fixture
-async def server(tmp_path: Path) -> AsyncIterator[LockedServer]:
+async def server(serve: Serve, tmp_path: Path) -> LockedServer:
     server = LockedServer(tmp_path)
-    await server.start()
-    yield server
-    server.kill()
+    await serve(server)
+    return server
 
 
 @pytest.fixture

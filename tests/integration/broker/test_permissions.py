@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import AsyncExitStack, contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -24,23 +26,26 @@ from headrace.shared.broker.topology import api
 from headrace.shared.errors import BrokerError
 from headrace.shared.files import BrokerFiles
 from headrace.shared.messages import Heartbeat
-from headrace.shared.nats_server import NatsServer
 from headrace.shared.pulse import answering_pings, ping_over
+from headrace.shared.queue_ages import QueueAges
+from headrace.shared.queue_look import STAGES
 from headrace.shared.records import Records
 from headrace.shared.settings import BrokerSettings
-from headrace.shared.subjects import Lane, Role
+from headrace.shared.subjects import Lane, Role, pool
 from headrace.shared.workers import Beacon, WorkerTable
 
-CONFIG = Path(__file__).parents[3] / "nats-server.conf"
+from ...conftest import Serve
+from . import deployed
+
 Brokers = dict[str, Broker]
+TICK_S = 0.02
+WATCHDOG_S = 60
 
 
 @pytest_asyncio.fixture
-async def brokers(tmp_path: Path) -> AsyncIterator[Brokers]:
+async def brokers(serve: Serve, tmp_path: Path) -> AsyncIterator[Brokers]:
     """A broker of every role, and an admin's, on a server with the deployment's file."""
-    env = {f"HEADRACE_{name.upper()}_PASSWORD": f"pw-{name}" for name in [*Role, "admin", "sys"]}
-    server = NatsServer(tmp_path / "nats", config=CONFIG, env=env)
-    await server.start()
+    server = await serve(deployed.server(tmp_path, deployed.CONFIG.read_text()))
     found = {
         name: await Broker.connect(
             BrokerSettings(url=server.url, password=f"pw-{name}", publish_timeout_s=5),
@@ -51,7 +56,6 @@ async def brokers(tmp_path: Path) -> AsyncIterator[Brokers]:
     }
     yield found
     await asyncio.gather(*(broker.close() for broker in found.values()))
-    server.kill()
 
 
 async def take(broker: Broker, queue: WorkQueue) -> None:
@@ -408,14 +412,64 @@ async def test_a_gateway_sees_how_long_queues_are_and_not_what_waits_in_them(
     for name in (Role.GATEWAY, "admin"):
         (row,) = [row for row in looks[name].queues or () if row.num_waiting]
         assert (row.model, row.lane, row.num_waiting) == ("m", "std", 1)
-        assert (row.oldest_s is None) == (name == Role.GATEWAY)
+        assert (row.oldest_s is None) == (name == Role.GATEWAY)  # no worker is there to tell it
     assert (looks[Role.GATEWAY].running, looks[Role.GATEWAY].num_dead_letters) == (None, None)
     assert (looks["admin"].running, looks["admin"].num_dead_letters) == ([], 0)
     assert looks[Role.DECODE].queues is None
 
 
+async def test_a_gateway_is_told_by_workers_how_long_their_work_waits(brokers: Brokers) -> None:
+    published = {
+        Role.RENDER: (Role.GATEWAY, subjects.req("acme", "m", Lane.STD)),
+        Role.DECODE: (Role.RENDER, subjects.job(pool("m", ""), "acme", Lane.STD)),
+        Role.PREFILL: (Role.DECODE, subjects.prefill(pool("m", ""), Lane.STD)),
+    }
+    for role, (publisher, subject) in published.items():
+        await brokers[role].declare_model("m", pool("m", ""))
+        await brokers[publisher].publish_durable(subject, b"{}", message_id=f"for.{role}")
+    async with AsyncExitStack() as stack, asyncio.timeout(WATCHDOG_S):
+        for role in published:
+            table = await stack.enter_async_context(WorkerTable(brokers[role]))
+            ages = QueueAges(brokers[role], table, f"{role}-1", role, slug="m", contract="")
+            stack.enter_context(running(ages.run(TICK_S)))
+            beat = partial(told, role, ages)
+            await stack.enter_async_context(Beacon(brokers[role], beat, TICK_S))
+        seen = await stack.enter_async_context(WorkerTable(brokers[Role.GATEWAY]))
+        await seen.wait_for(lambda t: sum(bool(b.oldest_wait_s) for b in t.workers()) == 3)
+        look = frame(await Eye(brokers[Role.GATEWAY], seen).look(), Rates())
+    waiting = [row for row in look.queues or () if row.num_waiting]
+    assert [(row.stage, row.lane) for row in waiting] == [(role, "std") for role in STAGES.values()]
+    assert all(row.oldest_s is not None for row in waiting)
+
+
+def told(role: Role, ages: QueueAges) -> Heartbeat:
+    return msgspec.structs.replace(heartbeat(role), oldest_wait_s=ages.waits_s)
+
+
+@contextmanager
+def running(coroutine: Coroutine[Any, Any, None]) -> Iterator[None]:
+    task = asyncio.create_task(coroutine)
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+@pytest.mark.parametrize(
+    ("role", "stream"),
+    [(Role.RENDER, "HR_JOB"), (Role.DECODE, "HR_REQ"), (Role.PREFILL, "HR_JOB_RT")],
+)
+async def test_a_role_may_not_look_at_anothers_queue(
+    brokers: Brokers, role: Role, stream: str
+) -> None:
+    admin = brokers[role].admin
+    for call in (admin.queue(stream, "m_rt"), admin.first(stream, "hr.v1.>")):
+        with pytest.raises(DeniedError):
+            await call
+
+
 def test_the_deployments_limits_are_those_of_the_built_in_server() -> None:
-    deployed = CONFIG.read_text()
+    text = deployed.CONFIG.read_text()
     built_in = Path(nats_server_module.__file__).with_name("nats_limits.conf").read_text()
     settings = [line for line in built_in.splitlines() if line and not line.startswith("#")]
     assert len(settings) == 7
@@ -426,4 +480,4 @@ def test_the_deployments_limits_are_those_of_the_built_in_server() -> None:
     ]
     assert len(settings) == 12
     for line in settings:
-        assert line in deployed
+        assert line in text

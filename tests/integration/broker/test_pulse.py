@@ -44,10 +44,10 @@ class Counted:
 
 @pytest_asyncio.fixture
 async def two(
-    nats_server_of_its_own: NatsServer,
+    own_server: NatsServer,
 ) -> AsyncIterator[tuple[Broker, Broker]]:
     """Me and a peer that answers pings."""
-    settings = BrokerSettings(url=nats_server_of_its_own.url)
+    settings = BrokerSettings(url=own_server.url)
     async with AsyncExitStack() as stack:
         brokers = []
         for name in ("me", "peer"):
@@ -83,7 +83,7 @@ async def test_a_peer_that_does_not_answer_is_not_lost(two: tuple[Broker, Broker
 
 
 async def test_no_live_peer_is_lost_when_the_broker_restarts(
-    two: tuple[Broker, Broker], nats_server_of_its_own: NatsServer
+    two: tuple[Broker, Broker], own_server: NatsServer
 ) -> None:
     """The peer comes back later than this process does: nobody answers its pings for a moment."""
     me, peer = two
@@ -97,7 +97,7 @@ async def test_no_live_peer_is_lost_when_the_broker_restarts(
     me.on_reconnect(on_back)
     pulse.watch("peer", ask.lost)
     await ask.until("answered", 1)
-    nats_server_of_its_own.kill()
+    own_server.kill()
     held = peer._control._nc._attempt_reconnect
     let_go = asyncio.Event()
 
@@ -106,7 +106,7 @@ async def test_no_live_peer_is_lost_when_the_broker_restarts(
         await held()
 
     peer._control._nc._attempt_reconnect = late  # type: ignore[method-assign]
-    await nats_server_of_its_own.restart()
+    await own_server.restart()
     await back.wait()
     await ask.until("NoWorkerError", 5)
     let_go.set()

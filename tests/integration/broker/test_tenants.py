@@ -22,6 +22,7 @@ from headrace.shared.settings import BrokerSettings
 from headrace.shared.subjects import Lane
 from headrace.shared.submission import Submission
 
+from ...conftest import Serve
 from . import deployed
 
 OUT, RES = subjects.out("acme", "r1"), subjects.res("acme", "r1")
@@ -45,12 +46,9 @@ def with_tenants(*names: str) -> str:
 
 
 @pytest_asyncio.fixture
-async def server(tmp_path: Path) -> AsyncIterator[NatsServer]:
+async def server(serve: Serve, tmp_path: Path) -> NatsServer:
     passwords = {"HEADRACE_ACME_PASSWORD": "pw-acme", "HEADRACE_GLOBEX_PASSWORD": "pw-globex"}
-    server = deployed.server(tmp_path, with_tenants("acme", "globex"), passwords)
-    await server.start()
-    yield server
-    server.kill()
+    return await serve(deployed.server(tmp_path, with_tenants("acme", "globex"), passwords))
 
 
 @pytest_asyncio.fixture

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 import trustme
 
 from headrace.shared.broker import Broker
@@ -18,6 +16,7 @@ from headrace.shared.nats_server import NatsServer
 from headrace.shared.settings import BrokerSettings
 from headrace.shared.subjects import Lane, Role, req
 
+from ...conftest import Serve
 from . import deployed
 
 Start = Callable[..., "asyncio.Future[NatsServer]"]
@@ -50,25 +49,21 @@ def papers(tmp_path: Path) -> Papers:
     return Papers(tmp_path / "papers")
 
 
-@pytest_asyncio.fixture
-async def start(tmp_path: Path) -> AsyncIterator[Callable[[Papers, str], object]]:
+@pytest.fixture
+def start(serve: Serve, tmp_path: Path) -> Start:
     """Start a server that shows a certificate for a name, and asks for one."""
-    async with AsyncExitStack() as stack:
 
-        async def start(papers: Papers, name: str) -> NatsServer:
-            cert, key = papers.issue(name)
-            env = {
-                "HEADRACE_NATS_CERT": cert,
-                "HEADRACE_NATS_KEY": key,
-                "HEADRACE_NATS_CA": papers.ca,
-            }
-            text = deployed.turned_on(deployed.CONFIG.read_text(), "tls")
-            server = deployed.server(tmp_path, text, env)
-            stack.callback(server.kill)
-            await server.start()
-            return server
+    async def start(papers: Papers, name: str) -> NatsServer:
+        cert, key = papers.issue(name)
+        env = {
+            "HEADRACE_NATS_CERT": cert,
+            "HEADRACE_NATS_KEY": key,
+            "HEADRACE_NATS_CA": papers.ca,
+        }
+        text = deployed.turned_on(deployed.CONFIG.read_text(), "tls")
+        return await serve(deployed.server(tmp_path, text, env))
 
-        yield start
+    return start
 
 
 async def connect(url: str, **settings: str) -> Broker:

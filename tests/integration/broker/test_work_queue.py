@@ -258,9 +258,9 @@ async def test_only_the_first_result_of_a_request_is_kept(broker: Broker, slug: 
 
 
 async def test_a_full_queue_refuses_at_once_and_names_the_setting(
-    nats_server_of_its_own: NatsServer,
+    own_server: NatsServer,
 ) -> None:
-    settings = BrokerSettings(url=nats_server_of_its_own.url, max_queued_per_subject=2)
+    settings = BrokerSettings(url=own_server.url, max_queued_per_subject=2)
     broker = await Broker.connect(settings, role="test", name="test")
     await broker.declare_model("m")
     for tenant in ("acme", "other"):
@@ -322,11 +322,9 @@ async def test_a_workers_own_queue_is_made_again_when_the_broker_has_dropped_it(
 
 
 async def test_a_workers_own_queue_is_there_again_after_the_broker_restarted(
-    nats_server_of_its_own: NatsServer,
+    own_server: NatsServer,
 ) -> None:
-    broker = await Broker.connect(
-        BrokerSettings(url=nats_server_of_its_own.url), role="test", name="test"
-    )
+    broker = await Broker.connect(BrokerSettings(url=own_server.url), role="test", name="test")
     own, back = WorkQueue.prefill_worker("m", "prefill-1"), asyncio.Event()
     await broker.declare_queue(own)
 
@@ -334,8 +332,8 @@ async def test_a_workers_own_queue_is_there_again_after_the_broker_restarted(
         back.set()
 
     broker.on_reconnect(on_reconnect)
-    nats_server_of_its_own.kill()
-    await nats_server_of_its_own.restart()
+    own_server.kill()
+    await own_server.restart()
     await back.wait()
     info = await api(broker._control, f"CONSUMER.INFO.{own.stream}.{own.consumer}")
     assert info["config"]["filter_subject"] == own.filter_subject

@@ -183,19 +183,19 @@ async def test_a_heartbeat_that_is_none_or_anothers_is_refused(
 
 
 async def test_the_table_fills_again_after_the_broker_was_away(
-    nats_server_of_its_own: NatsServer, clock: Clock
+    own_server: NatsServer, clock: Clock
 ) -> None:
-    settings = BrokerSettings(url=nats_server_of_its_own.url)
+    settings = BrokerSettings(url=own_server.url)
     edge = await Broker.connect(settings, role="test", name="edge")
     worker = await Broker.connect(settings, role="test", name="worker")
     current = heartbeat("m")
     async with WorkerTable(edge, interval_s=2.0, now=clock) as table:
         async with Beacon(worker, lambda: current, NEVER):
             await wait_for(table, "m", "d1")
-            nats_server_of_its_own.kill()
+            own_server.kill()
             clock.now += 100
             current = msgspec.structs.replace(current, num_running=3)
-            await nats_server_of_its_own.restart()
+            await own_server.restart()
             # The one from before the kill may still be under way, and counts as a word of life.
             await table.wait_for(lambda t: [beat.num_running for beat in t.workers()] == [3])
     await edge.close()
@@ -203,22 +203,20 @@ async def test_the_table_fills_again_after_the_broker_was_away(
 
 
 async def test_after_a_reconnect_a_worker_beats_and_a_table_calls_the_roll_unasked(
-    nats_server_of_its_own: NatsServer,
+    own_server: NatsServer,
 ) -> None:
-    broker = await Broker.connect(
-        BrokerSettings(url=nats_server_of_its_own.url), role="test", name="test"
-    )
+    broker = await Broker.connect(BrokerSettings(url=own_server.url), role="test", name="test")
     beats: asyncio.Queue[bytes] = asyncio.Queue()
     calls: asyncio.Queue[bytes] = asyncio.Queue()
     await broker.subscribe(subjects.heartbeats(), lambda r: beats.put_nowait(r.payload))
     async with Beacon(broker, lambda: heartbeat("m"), NEVER):
         await asyncio.wait_for(beats.get(), 10)
-        nats_server_of_its_own.kill()
-        await nats_server_of_its_own.restart()
+        own_server.kill()
+        await own_server.restart()
         await asyncio.wait_for(beats.get(), 20)
     async with WorkerTable(broker, interval_s=NEVER):
         await broker.subscribe(subjects.roll_call(), lambda r: calls.put_nowait(r.payload))
-        nats_server_of_its_own.kill()
-        await nats_server_of_its_own.restart()
+        own_server.kill()
+        await own_server.restart()
         await asyncio.wait_for(calls.get(), 20)
     await broker.close()

@@ -60,7 +60,7 @@ def test_a_service_comes_back_says_when_it_is_ready_and_waits_for_what_is_prepar
     assert service["depends_on"]["prepare"] == {"condition": "service_completed_successfully"}
 
 
-@pytest.mark.parametrize("name", [*OURS, "nats"])
+@pytest.mark.parametrize("name", SERVICES)
 def test_a_container_is_confined(name: str) -> None:
     service = SERVICES[name]
     assert service["read_only"]
@@ -72,6 +72,20 @@ def test_a_container_is_confined(name: str) -> None:
 def test_a_service_holds_its_own_password_and_no_other(name: str) -> None:
     mounted = [volume for volume in WORKERS[name]["volumes"] if volume.startswith("secret-")]
     assert mounted == [f"secret-{role_of(WORKERS[name])}:/run/headrace/own:ro"]
+
+
+def test_only_who_loads_a_model_has_the_token_of_a_hub() -> None:
+    holders = {
+        name for name, service in OURS.items() if "HF_TOKEN" in service.get("environment", {})
+    }
+    roles = (Role.RENDER, Role.PREFILL, Role.DECODE, Role.DERENDER)
+    assert holders == {*map(str, roles), "prefill-gpu", "decode-gpu"}
+
+
+def test_nobody_logs_in_to_grafana_as_its_built_in_admin() -> None:
+    environment = SERVICES["grafana"]["environment"]
+    assert environment["GF_AUTH_BASIC_ENABLED"] == "false"
+    assert environment["GF_AUTH_DISABLE_LOGIN_FORM"] == "true"
 
 
 def test_no_password_stands_in_a_file_or_an_environment() -> None:

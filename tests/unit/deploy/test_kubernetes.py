@@ -96,6 +96,42 @@ def test_a_pod_runs_its_role_confined(role: Role) -> None:
     assert password["secret"]["items"] == [{"key": role, "path": "password"}]
 
 
+def reached(role: Role) -> dict[str, Any]:
+    """Return which ports of a role's pods are open, each to whom: None is everybody; "*" is every port."""
+    labels = {"app.kubernetes.io/name": "headrace", "app.kubernetes.io/component": str(role)}
+    found: dict[str, Any] = {}
+    for policy in (d["spec"] for d in BASE if d["kind"] == "NetworkPolicy"):
+        assert policy["policyTypes"] == ["Ingress"]
+        if selects(policy["podSelector"], labels):
+            for rule in policy["ingress"]:
+                for port in rule.get("ports", [{"port": "*"}]):
+                    found[port["port"]] = rule.get("from")
+    return found
+
+
+def selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
+    return all(labels[key] == value for key, value in selector.get("matchLabels", {}).items()) and (
+        all(labels[e["key"]] in e["values"] for e in selector.get("matchExpressions", []))
+    )
+
+
+@pytest.mark.parametrize("role", Role)
+def test_engines_are_reached_by_engines_alone_and_only_the_gateway_by_clients(role: Role) -> None:
+    ports = reached(role)
+    assert ports.pop("metrics") is None
+    if role is Role.GATEWAY:
+        assert ports == {"http": None}
+    elif role in GPU_ROLES:
+        ((selector,),) = (source.values() for (source,) in ports.values())
+        assert set(ports) == {"*"}
+        (expression,) = selector["matchExpressions"]
+        assert expression["values"] == [str(role) for role in GPU_ROLES]
+    else:
+        assert ports == {}
+    names = {entry["name"] for entry in container_of(role)["ports"]}
+    assert names >= set(reached(role)) - {"*"}
+
+
 @pytest.mark.parametrize("role", Role)
 def test_the_probes_ask_where_the_role_answers(role: Role) -> None:
     settings = common_settings()

@@ -15,6 +15,8 @@ from headrace.shared.messages import Heartbeat
 from headrace.shared.settings import MetricsSettings
 from headrace.shared.subjects import Role
 
+from ...ports import free_port
+
 BEAT = Heartbeat(
     role=Role.DECODE,
     instance="decode-1",
@@ -28,10 +30,7 @@ BEAT = Heartbeat(
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        number: int = probe.getsockname()[1]
-        return number
+    return free_port()
 
 
 @pytest.fixture

@@ -2,72 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
-
 import pytest
 
 from headrace.shared.errors import BrokerError
-from headrace.shared.files import FileWriter, Part
+from headrace.shared.files import FileWriter
+
+from ..memory_files import MemoryFiles
 
 
-class Store:
-    """Keeps the parts; parts of 100 bytes."""
-
-    part_bytes = 100
-
-    def __init__(self) -> None:
-        self.stored: list[bytes] = []
-        self.num_deletes = 0
-        self.is_away = False
-
-    async def append_part(
-        self,
-        tenant: str,
-        file_id: str,
-        number: int,
-        data: bytes,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        if self.is_away:
-            raise BrokerError("away")
-        assert number == len(self.stored)
-        self.stored.append(data)
-
-    async def parts(
-        self, tenant: str, file_id: str, *, start: int = 0, num_parts: int | None = None
-    ) -> AsyncGenerator[Part]:
-        raise NotImplementedError
-        yield
-
-    async def delete(self, tenant: str, file_id: str) -> None:
-        self.num_deletes += 1
-        if self.is_away:
-            raise BrokerError("away")
+def stored(store: MemoryFiles) -> list[bytes]:
+    return [part.data for part in store.files.get("f", ())]
 
 
 @pytest.mark.parametrize("piece", [1, 7, 100, 101, 1_000])
 async def test_parts_are_of_whole_lines_and_none_is_too_large(piece: int) -> None:
     content = b"".join(b"%d" % number + b"x" * 25 + b"\n" for number in range(100))
-    store = Store()
+    store = MemoryFiles()
     async with FileWriter(store, "t", "f") as writer:
         for start in range(0, len(content), piece):
             await writer.write(content[start : start + piece])
-            held = writer.num_bytes - sum(map(len, store.stored))
+            held = writer.num_bytes - sum(map(len, stored(store)))
             assert held < store.part_bytes
-    assert b"".join(store.stored) == content
-    assert all(len(part) <= 100 and part.endswith(b"\n") for part in store.stored)
-    assert (writer.num_bytes, writer.num_parts) == (len(content), len(store.stored))
+    assert b"".join(stored(store)) == content
+    assert all(len(part) <= 100 and part.endswith(b"\n") for part in stored(store))
+    assert (writer.num_bytes, writer.num_parts) == (len(content), len(stored(store)))
 
 
 async def test_what_has_no_lines_is_cut_all_the_same() -> None:
-    store = Store()
+    store = MemoryFiles()
     async with FileWriter(store, "t", "f") as writer:
         await writer.write(b"x" * 250)
-    assert list(map(len, store.stored)) == [100, 100, 50]
+    assert list(map(len, stored(store))) == [100, 100, 50]
 
 
 async def test_a_writer_that_fails_deletes_what_it_stored_and_says_why_it_failed() -> None:
-    store = Store()
+    store = MemoryFiles()
     writer = FileWriter(store, "t", "f")
 
     async def write() -> None:

@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Mapping
 
 import pytest
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes, messaging_attributes
 from opentelemetry.semconv.attributes import error_attributes, http_attributes
 
 from headrace.shared import spans, tracing
 from headrace.shared.errors import SettingsError
+from headrace.shared.span_maker import MAX_CONTEXTS, Noted, SpanMaker
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
@@ -123,6 +127,48 @@ async def test_the_sampler_of_the_environment_decides_on_a_new_trace(
     assert [f"{span.context.trace_id:032x}" for span in exporter.get_finished_spans()] == [
         PARENT.split("-")[1]
     ]
+
+
+@pytest.mark.parametrize("parent", [PARENT, f"{PARENT[:-2]}00"], ids=["sampled", "unsampled"])
+async def test_a_child_is_of_its_parents_trace_and_sampled_as_that_is(
+    exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch, parent: str
+) -> None:
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")  # decides where a trace begins
+    tracer = tracing.start("decode", "decode-1", {})
+    own = tracer.child(parent)
+    assert own is not None
+    assert own != parent
+    assert (own.split("-")[1], own[-2:]) == (parent.split("-")[1], parent[-2:])
+    tracer.span("prefill.wait", parent, 1.0, 2.0, own=own)
+    await tracer.close()
+    spans = [f"{span.context.span_id:016x}" for span in exporter.get_finished_spans()]
+    assert spans == ([own.split("-")[2]] if parent == PARENT else [])
+    assert tracer.child(None) is None
+
+
+def test_what_a_context_was_read_as_is_not_kept_for_ever(exporter: InMemorySpanExporter) -> None:
+    maker = SpanMaker(exporter, Resource({}), "1", RandomIdGenerator())
+    for number in range(1, MAX_CONTEXTS + 10):
+        parent = f"00-{number:032x}-{number:016x}-01"
+        maker.export([Noted("render", parent, None, 1.0, 2.0, "internal", None, (), None, None)])
+    assert len(maker._contexts) == MAX_CONTEXTS  # what is read is not kept for ever
+    assert len(exporter.get_finished_spans()) == MAX_CONTEXTS + 9
+
+
+async def test_what_a_stage_notes_is_no_span_yet(
+    exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_in: list[str] = []
+
+    def made(maker: SpanMaker, noted: Noted) -> None:
+        made_in.append(threading.current_thread().name)
+
+    monkeypatch.setattr(SpanMaker, "_made", made)
+    tracer = tracing.start("render", "render-1", {})
+    tracer.span("render", PARENT, 1.0, 2.0)
+    await tracer.close()
+    assert len(made_in) == 1
+    assert threading.current_thread().name not in made_in
 
 
 @pytest.mark.parametrize("broken", ["x", f"{PARENT}-", f"00-{'0' * 32}-{'0' * 16}-01"])

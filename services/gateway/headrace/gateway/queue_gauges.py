@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 
 from headrace.shared import metrics
 from headrace.shared.broker import Broker
 from headrace.shared.errors import BrokerError
 from headrace.shared.queue_look import Queue, QueueEye
+from headrace.shared.workers import WorkerTable
 
 logger = logging.getLogger(__name__)
 
@@ -19,12 +19,13 @@ INTERVAL_S = 5.0
 
 async def watch(
     broker: Broker,
+    workers: WorkerTable,
     interval_s: float = INTERVAL_S,
     *,
     on_look: Callable[[], None] = lambda: None,
 ) -> None:
     """Look at the queues now and then, until cancelled; `on_look` is called after each look."""
-    eye = QueueEye(broker)
+    eye = QueueEye(broker, workers)
     while True:
         try:
             show(await eye.look() or [])
@@ -45,8 +46,7 @@ def show(queues: list[Queue]) -> None:
         labels = (name, queue.model, lane)
         metrics.QUEUE_DEPTH.labels(*labels).set(queue.info.num_waiting)
         metrics.QUEUE_TAKEN.labels(*labels).set(queue.info.num_taken)
-        if queue.oldest is not None:
-            age_s = max(0.0, time.time() - queue.oldest.stored)
-            metrics.QUEUE_AGE.labels(*labels).set(age_s)
+        if queue.oldest_s is not None:
+            metrics.QUEUE_AGE.labels(*labels).set(queue.oldest_s)
         elif not queue.info.num_waiting:
             metrics.QUEUE_AGE.labels(*labels).set(0.0)

@@ -14,8 +14,8 @@ from headrace.gateway.link import Link
 from headrace.gateway.recent import Recent, Record
 from headrace.shared.errors import BrokerError
 from headrace.shared.messages import Heartbeat
-from headrace.shared.queue_look import Queue, QueueEye
-from headrace.shared.subjects import Lane, model_slug, pool
+from headrace.shared.queue_look import Queue, QueueEye, tokens_of
+from headrace.shared.subjects import Lane
 
 NUM_REQUESTS = 60
 LOOK_S = 1.0  # however many look at the page, the broker is asked this often
@@ -36,7 +36,7 @@ class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
     num_taken: int
     """Taken, and not settled."""
     oldest_s: float | None
-    """How long the oldest one waits. None: none does, or the gateway's user may not know."""
+    """How long the oldest one waits. None: none does, or no worker is there that would tell."""
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,8 +62,6 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """As in `GET /workers`."""
     queues: list[QueueRow] | None
     """None: the gateway's user may not know, or the broker is away."""
-    sees_ages: bool
-    """Whether `oldest_s` can be known."""
     requests: list[Record]
     """The viewer's last ones at this gateway, newest first."""
     trouble: str
@@ -101,14 +99,12 @@ class Console:
             queues = await self._queues()
         except BrokerError as error:
             trouble = str(error)
-        now = time.time()
         return State(
-            time=now,
+            time=time.time(),
             tenant=tenant,
             models=found,
             workers=models.shown_workers(beats, about["is_operator"]),
-            queues=None if queues is None else _rows(queues, beats, now),
-            sees_ages=self._eye is not None and self._eye.sees_messages,
+            queues=None if queues is None else _rows(queues, beats),
             requests=self._recent.last(tenant, NUM_REQUESTS),
             trouble=trouble,
             **about,
@@ -119,7 +115,7 @@ class Console:
         async with self._lock:  # whoever comes meanwhile has the same look
             if self._looked is None or self._now() - self._looked[0] >= LOOK_S:
                 if self._eye is None:
-                    self._eye = QueueEye(self._link.broker)
+                    self._eye = QueueEye(self._link.broker, self._link.workers)
                 self._looked = None
                 try:
                     async with asyncio.timeout(LOOK_TIMEOUT_S):
@@ -130,31 +126,24 @@ class Console:
             return self._looked[1]
 
 
-def _rows(queues: Iterable[Queue], beats: Sequence[Heartbeat], now: float) -> list[QueueRow]:
+def _rows(queues: Iterable[Queue], beats: Sequence[Heartbeat]) -> list[QueueRow]:
     """Return the lanes of the models that are served; lanes of several contracts are one."""
     lanes = [str(lane) for lane in Lane]
     rows: dict[tuple[str, str, str], QueueRow] = {}
-    names = {token: beat.model for beat in beats for token in _tokens(beat)}
+    names = {token: beat.model for beat in beats for token in tokens_of(beat)}
     for queue in queues:
         name = names.get(queue.model)
         if name is None or queue.lane not in lanes:
             continue
         key = (str(queue.stage), name, queue.lane)
         before = rows.get(key)
-        ages = [] if before is None or before.oldest_s is None else [before.oldest_s]
-        if queue.oldest is not None:
-            ages.append(max(0.0, now - queue.oldest.stored))
+        ages = [queue.oldest_s, before.oldest_s if before else None]
         rows[key] = QueueRow(
             stage=key[0],
             model=name,
             lane=queue.lane,
             num_waiting=queue.info.num_waiting + (before.num_waiting if before else 0),
             num_taken=queue.info.num_taken + (before.num_taken if before else 0),
-            oldest_s=max(ages, default=None),
+            oldest_s=max((age for age in ages if age is not None), default=None),
         )
     return sorted(rows.values(), key=lambda row: (row.model, row.stage, lanes.index(row.lane)))
-
-
-def _tokens(beat: Heartbeat) -> tuple[str, str]:
-    slug = model_slug(beat.model)
-    return slug, pool(slug, beat.contract)

@@ -52,7 +52,7 @@ function worker(beat) {
   const parts = [h("div", { class: "name" },
     h("span", { class: `dot ${beat.state}`, title: beat.state }),
     h("b", { title: beat.instance }, beat.instance),
-    h("span", { class: "muted" }, beat.state === "ready" ? "" : beat.state))];
+    h("span", { class: "muted" }, beat.state !== "ready" ? beat.state : beat.is_colocated ? "colocated" : ""))];
   if (beat.slots) parts.push(meter("slots", beat.num_running / beat.slots, `${beat.num_running}/${beat.slots}`));
   if (beat.kv_blocks_total) {
     const used = 1 - beat.kv_blocks_free / beat.kv_blocks_total;
@@ -95,7 +95,7 @@ function legend(state, workers) {
   const remote = timings.filter((t) => t.kv_transfer_s);
   const rates = remote.map((t) => t.kv_transfer_bytes / t.kv_transfer_s);
   const fact = (what, value) => [h("dt", {}, what), h("dd", {}, value)];
-  const text = state.queues === null || !state.sees_ages
+  const text = state.queues === null
     ? "On the arrows: how many wait in each lane." : "On the arrows: how many wait in each lane, and for how long the oldest does.";
   return place(h("div", { class: "legend" }, h("dl", {},
     h("h3", {}, h("span", { class: "swatch tone-kv" }), "KV transfer"),

@@ -2,7 +2,10 @@
 
 import { bytes, duration, h, number, rate } from "./dom.js";
 
-/** Return [{what, tone, start, length}] in seconds from acceptance; each ends before the next begins. */
+/**
+ * Return [{what, tone, start, length}] in seconds from acceptance; each ends before the next begins. All were measured
+ * by a stage, or lie between two moments that were, but for those of the tone "other": nobody knows what was there.
+ */
 export function spans(record, now) {
   const t = record.timings;
   const total = record.total_s ?? t.total_s ?? Math.max(0, now - record.accepted);
@@ -18,15 +21,22 @@ export function spans(record, now) {
   const first = t.first_token_s ?? total;
   add("render queue", "queue", t.render_queue_s, first);
   add("render", "render", t.render_s, first);
+  if (t.first_token_s != null) {
+    // Decode's own times end at the first token; what they leave over lies before them.
+    const own = [t.decode_queue_s, t.prefill_wait_s, t.first_step_s].reduce((sum, length) => sum + (length ?? 0), 0);
+    add("not measured", "other", first - own - at, first);
+  }
   add("decode queue", "queue", t.decode_queue_s, first);
+  const before = at;
   add("prefill queue", "queue", t.prefill_queue_s, first);
   add("prefill", "prefill", t.prefill_s, first);
+  const isLocal = t.prefill_mode === "local";
+  add(isLocal ? "before the engine" : "to prefill and back", "first", (t.prefill_wait_s ?? 0) - (at - before), first);
   add("KV transfer", "kv", t.kv_transfer_s, first);
   if (t.first_token_s != null) {
-    // What is left until the first token is decode's: claiming a stream, the hops, and its first step, which for a
-    // local prefill computes the prompt.
-    const what = t.prefill_mode === "local" ? "prefill, first step" : "handoff, first step";
-    add(what, t.prefill_mode === "local" ? "prefill" : "first", t.first_token_s - at, first);
+    const step = (t.first_step_s ?? 0) - (t.kv_transfer_s ?? 0);
+    add(isLocal ? "prefill, first step" : "first step", isLocal ? "prefill" : "first", step, first);
+    add("not measured", "other", first - at, first);
     add("decode", "decode", t.decode_s);
     add("derender, end", "derender", (t.total_s ?? total) - at);
   }
