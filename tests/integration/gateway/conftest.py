@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,10 +18,12 @@ from headrace.shared import subjects, wire
 from headrace.shared.broker import Broker, WorkQueue
 from headrace.shared.messages import Cancel, Chunk, Heartbeat, Terminal
 from headrace.shared.nats_server import NatsServer
-from headrace.shared.settings import BrokerSettings, GatewaySettings, Settings
+from headrace.shared.settings import BrokerSettings, GatewaySettings, Settings, WebhookSettings
 from headrace.shared.subjects import Lane, Role
 from headrace.shared.submission import Submission
 from headrace.shared.workers import Beacon, WorkerTable
+
+from ...polling import eventually
 
 TIMEOUT_S = 30.0
 
@@ -127,19 +128,34 @@ class RunningGateway:
         return self.client.stream("POST", "/v1/chat/completions", json=body)
 
     async def until_ready(self, model: str) -> None:
-        async with asyncio.timeout(TIMEOUT_S):
-            while True:
-                models = (await self.client.get("/ready")).json()["models"]
-                if models.get(model, {}).get("ready"):
-                    return
+        async def is_ready() -> bool:
+            models = (await self.client.get("/ready")).json()["models"]
+            return bool(models.get(model, {}).get("ready"))
+
+        await eventually(f"{model} is ready", is_ready)
+
+
+async def connected(client: httpx.AsyncClient) -> None:
+    """Return when a gateway has reached the broker, of which HTTP alone tells."""
+
+    async def is_connected() -> bool:
+        return (await client.get("/v1/models")).status_code != httpx.codes.SERVICE_UNAVAILABLE
+
+    await eventually("the gateway has reached the broker", is_connected)
 
 
 @asynccontextmanager
 async def running_gateway(
-    broker: BrokerSettings, pace: Pace, **settings: Any
+    broker: BrokerSettings,
+    pace: Pace,
+    *,
+    webhooks: WebhookSettings | None = None,
+    **settings: Any,
 ) -> AsyncIterator[RunningGateway]:
+    """A gateway with these settings of its section, on a free port."""
     edge = GatewaySettings(port=0, **settings)
-    gateway = Gateway(Settings(broker=broker, gateway=edge), instance="gateway-test", pace=pace)
+    whole = Settings(broker=broker, gateway=edge, webhooks=webhooks or WebhookSettings())
+    gateway = Gateway(whole, instance="gateway-test", pace=pace)
     stop, port = asyncio.Event(), asyncio.get_running_loop().create_future()
     task = asyncio.create_task(gateway.run(stop, on_listening=port.set_result))
     running = RunningGateway(await port, stop, task)
@@ -180,12 +196,11 @@ def start_gateway(pace: Pace) -> Callable[..., Any]:
 
 
 @pytest_asyncio.fixture
-async def own_server(tmp_path: Path) -> AsyncIterator[NatsServer]:
-    """A server that the test may break."""
-    server = NatsServer(tmp_path / "nats")
-    await server.start()
-    yield server
-    server.kill()
+async def own_broker(own_server: NatsServer) -> AsyncIterator[Broker]:
+    """A connection to the server that the test may break."""
+    broker = await Broker.connect(BrokerSettings(url=own_server.url), role="test", name="test")
+    yield broker
+    await broker.close()
 
 
 @pytest_asyncio.fixture
@@ -209,6 +224,15 @@ async def own_gateway(
     async with running_gateway(settings, pace) as gateway:
         await gateway.until_ready(own_stages.model)
         yield gateway
+
+
+@pytest_asyncio.fixture
+async def own_sdk(own_gateway: RunningGateway) -> AsyncIterator[openai.AsyncOpenAI]:
+    """OpenAI's own client of it."""
+    async with openai.AsyncOpenAI(
+        base_url=f"{own_gateway.url}/v1", api_key="none", max_retries=0, timeout=TIMEOUT_S
+    ) as sdk:
+        yield sdk
 
 
 @pytest_asyncio.fixture
@@ -241,3 +265,15 @@ async def two_tenants(
         yield clients[0], clients[1]
         for client in clients:
             await client.close()
+
+
+@pytest.fixture
+def sdk(two_tenants: tuple[openai.AsyncOpenAI, openai.AsyncOpenAI]) -> openai.AsyncOpenAI:
+    """The client of `tenant`."""
+    return two_tenants[0]
+
+
+@pytest.fixture
+def tenant(slug: str) -> str:
+    """The first of `two_tenants`."""
+    return f"{slug}-acme"

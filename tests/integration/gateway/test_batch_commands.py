@@ -20,7 +20,7 @@ from headrace.shared.files import BrokerFiles
 from headrace.shared.records import Records
 from headrace.shared.settings import BrokerSettings
 
-from .conftest import RunningGateway
+from .conftest import RunningGateway, connected
 
 WATCHDOG_S = 60
 LINE = {
@@ -52,9 +52,8 @@ class Command:
 async def edge(
     broker_settings: BrokerSettings, start_gateway: Callable[..., Any], slug: str
 ) -> AsyncIterator[RunningGateway]:
-    async with start_gateway(broker_settings, tenant=slug) as gateway, asyncio.timeout(WATCHDOG_S):
-        while (await gateway.client.get("/v1/batches")).status_code == 503:  # noqa: ASYNC110  # it tells by HTTP alone
-            await asyncio.sleep(0.01)
+    async with start_gateway(broker_settings, tenant=slug) as gateway:
+        await connected(gateway.client)
         yield gateway
 
 

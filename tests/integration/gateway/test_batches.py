@@ -24,23 +24,11 @@ from headrace.shared.batches import (
 from headrace.shared.broker import Broker, WorkQueue
 from headrace.shared.broker.topology import api
 from headrace.shared.files import BrokerFiles, FileWriter
-from headrace.shared.nats_server import NatsServer
 from headrace.shared.records import Records, new_id
-from headrace.shared.settings import BrokerSettings
 
 Client = openai.AsyncOpenAI
 Clients = tuple[Client, Client]
 CHAT = "/v1/chat/completions"
-
-
-@pytest.fixture
-def sdk(two_tenants: Clients) -> Client:
-    return two_tenants[0]
-
-
-@pytest.fixture
-def tenant(slug: str) -> str:
-    return f"{slug}-acme"
 
 
 @pytest.fixture
@@ -301,21 +289,15 @@ async def test_a_worker_takes_a_batch_from_its_queue(
 
 
 async def test_a_batch_that_nobody_can_be_told_of_is_not_made(
-    own_server: NatsServer, own_gateway: Any
+    own_broker: Broker, own_sdk: Client
 ) -> None:
-    sdk = openai.AsyncOpenAI(
-        base_url=f"{own_gateway.url}/v1", api_key="none", max_retries=0, timeout=30
-    )
-    file_id = await upload(sdk)
-    broker = await Broker.connect(BrokerSettings(url=own_server.url), role="test", name="test")
-    await api(broker._control, "STREAM.DELETE.HR_BATCH")
+    file_id = await upload(own_sdk)
+    await api(own_broker._control, "STREAM.DELETE.HR_BATCH")
     with pytest.raises(openai.APIStatusError) as refused:
-        await create(sdk, file_id)
+        await create(own_sdk, file_id)
     assert refused.value.status_code == 503
-    assert (await sdk.batches.list()).data == []
-    assert (await sdk.files.delete(file_id)).deleted
-    await broker.close()
-    await sdk.close()
+    assert (await own_sdk.batches.list()).data == []
+    assert (await own_sdk.files.delete(file_id)).deleted
 
 
 async def test_the_same_call_with_its_key_is_the_same_batch(

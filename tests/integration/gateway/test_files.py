@@ -25,16 +25,6 @@ LINES = b"".join(b'{"custom_id": "%d"}\n' % number for number in range(100_000))
 
 
 @pytest.fixture
-def sdk(two_tenants: Clients) -> Client:
-    return two_tenants[0]
-
-
-@pytest.fixture
-def tenant(slug: str) -> str:
-    return f"{slug}-acme"
-
-
-@pytest.fixture
 def files(broker: Broker) -> BrokerFiles:
     return BrokerFiles(broker)
 
@@ -313,16 +303,16 @@ async def test_a_file_past_its_time_is_not_found(sdk: Client, broker: Broker, te
 
 
 async def test_without_a_broker_files_are_unavailable(
-    own_server: NatsServer, own_gateway: Any
+    own_server: NatsServer, own_sdk: Client
 ) -> None:
-    sdk = openai.AsyncOpenAI(
-        base_url=f"{own_gateway.url}/v1", api_key="none", max_retries=0, timeout=30
-    )
     own_server.kill()
-    calls = (upload(sdk), sdk.files.retrieve("file-1"), sdk.batches.retrieve("batch_1"))
+    calls = (
+        upload(own_sdk),
+        own_sdk.files.retrieve("file-1"),
+        own_sdk.batches.retrieve("batch_1"),
+    )
     for call in calls:
         with pytest.raises(openai.APIStatusError) as refused:
             await call
         assert refused.value.status_code == 503
         assert "retry-after" in refused.value.response.headers
-    await sdk.close()

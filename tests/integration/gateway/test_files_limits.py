@@ -17,9 +17,7 @@ from headrace.gateway.pace import Pace
 from headrace.shared.batches import DraftRecord
 from headrace.shared.broker import Broker
 from headrace.shared.broker.topology import FILE_STREAM, api
-from headrace.shared.nats_server import NatsServer
 from headrace.shared.records import Records
-from headrace.shared.settings import BrokerSettings
 from headrace.shared.workers import WorkerTable
 
 TIMEOUT_S = 30.0
@@ -70,18 +68,12 @@ async def test_an_upload_that_does_not_arrive_is_given_up_and_leaves_nothing(
 
 
 async def test_an_upload_without_room_is_refused_and_leaves_nothing(
-    own_server: NatsServer, own_gateway: Any
+    own_broker: Broker, own_sdk: openai.AsyncOpenAI
 ) -> None:
-    broker = await Broker.connect(BrokerSettings(url=own_server.url), role="test", name="test")
-    config = (await api(broker._control, f"STREAM.INFO.{FILE_STREAM}"))["config"]
-    await api(broker._control, f"STREAM.UPDATE.{FILE_STREAM}", config | {"max_bytes": 2 * MIB})
-    sdk = openai.AsyncOpenAI(
-        base_url=f"{own_gateway.url}/v1", api_key="none", max_retries=0, timeout=TIMEOUT_S
-    )
+    config = (await api(own_broker._control, f"STREAM.INFO.{FILE_STREAM}"))["config"]
+    await api(own_broker._control, f"STREAM.UPDATE.{FILE_STREAM}", config | {"max_bytes": 2 * MIB})
     with pytest.raises(openai.RateLimitError, match="the broker's store is full") as refused:
-        await sdk.files.create(file=("f", bytes(4 * MIB)), purpose="batch")
+        await own_sdk.files.create(file=("f", bytes(4 * MIB)), purpose="batch")
     assert "retry-after" in refused.value.response.headers
-    assert await left(broker, "default") == 0
-    assert (await sdk.files.create(file=("f", bytes(MIB)), purpose="batch")).bytes == MIB
-    await sdk.close()
-    await broker.close()
+    assert await left(own_broker, "default") == 0
+    assert (await own_sdk.files.create(file=("f", bytes(MIB)), purpose="batch")).bytes == MIB

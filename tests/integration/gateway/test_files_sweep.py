@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -22,33 +21,19 @@ from headrace.shared.broker import Broker
 from headrace.shared.errors import BrokerError, PayloadTooLargeError
 from headrace.shared.files import BrokerFiles
 from headrace.shared.records import new_id
-from headrace.shared.settings import BrokerSettings
 from headrace.shared.workers import WorkerTable
 
 DAY_S = 86_400
 MAX_BYTES = 3 * 2**20
 
 
-@pytest.fixture
-def tenant() -> str:
-    return f"t-{uuid.uuid4().hex[:12]}"
-
-
 @pytest_asyncio.fixture
 async def files(own_broker: Broker) -> AsyncIterator[Files]:
+    """On a broker of the test's own: a sweep goes through everything that there is."""
     async with WorkerTable(own_broker) as workers:
         link = Link()
         link.open(own_broker, workers)
         yield Files(link, max_bytes=MAX_BYTES, pace=Pace())
-
-
-@pytest_asyncio.fixture
-async def own_broker(own_server: object) -> AsyncIterator[Broker]:
-    """A broker of this test's own: a sweep goes through everything that there is."""
-    url: str = own_server.url  # type: ignore[attr-defined]
-    broker = await Broker.connect(BrokerSettings(url=url), role="test", name="test")
-    yield broker
-    await broker.close()
 
 
 async def sweep(files: Files, broker: Broker, *, later_s: float = 0) -> None:

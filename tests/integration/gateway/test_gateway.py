@@ -338,6 +338,21 @@ async def test_one_connection_too_many_is_told_the_limit(start_gateway, broker_s
             continue  # until the gateway has seen that the two are gone
 
 
+async def test_an_idle_connection_is_closed_after_the_setting(start_gateway, broker_settings):
+    async with start_gateway(broker_settings, keep_alive_s=1) as gateway:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        async with asyncio.timeout(60):
+            answer = await reader.read()  # to the end of the connection
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert b"connection: close" not in answer.lower()
+        writer.close()
+
+
+def test_an_idle_connection_outlives_the_minute_that_load_balancers_wait():
+    assert GatewaySettings().keep_alive_s > 60
+
+
 async def head_of_health(gateway):
     try:
         return (await gateway.client.get("/health")).status_code

@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -155,15 +154,6 @@ async def staged(server: NatsServer, tenant: str) -> AsyncIterator[Stage]:
 async def stage(nats_server: NatsServer, slug: str) -> AsyncIterator[Stage]:
     async with staged(nats_server, slug) as stage:
         yield stage
-
-
-@pytest.fixture
-async def own_server(tmp_path: Path) -> AsyncIterator[NatsServer]:
-    """A broker of this test's own, to restart."""
-    server = NatsServer(tmp_path)
-    await server.start()
-    yield server
-    await server.stop()
 
 
 @pytest.fixture

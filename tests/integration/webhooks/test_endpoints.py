@@ -2,45 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
-import socket
 from collections.abc import AsyncIterator
 
 import httpx
-import msgspec
 import openai
 import pytest
 from standardwebhooks import Webhook
 
-from headrace.gateway.service import Gateway
-from headrace.shared.settings import GatewaySettings, WebhookSettings
+from headrace.gateway.pace import Pace
+from headrace.shared.settings import WebhookSettings
 
-from .conftest import WATCHDOG_S, Receiver, Stage
+from ..gateway.conftest import connected, running_gateway
+from .conftest import Receiver, Stage
 
 
 @pytest.fixture
 async def url(stage: Stage, request: pytest.FixtureRequest) -> AsyncIterator[str]:
     """A gateway whose tenant is the stage's; with the parameter `False` it allows public addresses alone."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    settings = msgspec.structs.replace(
-        stage.settings,
-        gateway=GatewaySettings(port=port, tenant=stage.tenant),
-        webhooks=WebhookSettings(allow_private=getattr(request, "param", True)),
-    )
-    gateway, stop = Gateway(settings, instance=f"gateway-{stage.tenant}"), asyncio.Event()
-    listening = asyncio.Event()
-    task = asyncio.create_task(gateway.run(stop, on_listening=lambda _: listening.set()))
-    await listening.wait()
-    url = f"http://127.0.0.1:{port}"
-    async with httpx.AsyncClient(base_url=url) as client, asyncio.timeout(WATCHDOG_S):
-        # until it reaches the broker, of which HTTP alone tells
-        while (await client.get("/v1/webhook_endpoints")).status_code == 503:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-    yield url
-    stop.set()
-    await task
+    webhooks = WebhookSettings(allow_private=getattr(request, "param", True))
+    async with running_gateway(
+        stage.settings.broker, Pace(), webhooks=webhooks, tenant=stage.tenant
+    ) as gateway:
+        await connected(gateway.client)
+        yield gateway.url
 
 
 async def test_the_sdk_makes_changes_lists_tries_and_deletes_an_endpoint(

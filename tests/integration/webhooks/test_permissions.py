@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -17,19 +16,16 @@ from headrace.shared.nats_server import NatsServer
 from headrace.shared.settings import BrokerSettings, Settings
 from headrace.shared.subjects import Lane, Role
 
+from ...conftest import Serve
+from ..broker import deployed
 from .conftest import Receiver, Stage
 
-CONFIG = Path(__file__).parents[3] / "nats-server.conf"
 TELLERS = (Role.RENDER, Role.DECODE, Role.DERENDER, Role.BATCH)
 
 
 @pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[NatsServer]:
-    env = {f"HEADRACE_{name.upper()}_PASSWORD": f"pw-{name}" for name in [*Role, "admin", "sys"]}
-    server = NatsServer(tmp_path, config=CONFIG, env=env)
-    await server.start()
-    yield server
-    server.kill()
+async def server(serve: Serve, tmp_path: Path) -> NatsServer:
+    return await serve(deployed.server(tmp_path, deployed.CONFIG.read_text()))
 
 
 async def connected(stack: AsyncExitStack, server: NatsServer, user: str) -> Broker:

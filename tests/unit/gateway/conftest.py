@@ -41,7 +41,7 @@ class Subscription:
     def __init__(self, broker: FakeBroker, subject: str) -> None:
         self._broker, self._subject = broker, subject
 
-    async def unsubscribe(self) -> None:
+    async def drop(self) -> None:
         self._broker.handlers.pop(self._subject, None)
         self._broker.changed.set()
 
@@ -72,7 +72,9 @@ class FakeBroker:
         self.script: Callable[[Submission], None] = lambda submission: None
         self.changed = asyncio.Event()
 
-    async def subscribe(self, subject: str, handler: Callable[[Received], None]) -> Subscription:
+    async def subscribe(
+        self, subject: str, handler: Callable[[Received], None], *, is_confirmed: bool = True
+    ) -> Subscription:
         self.handlers[subject] = handler
         return Subscription(self, subject)
 
@@ -150,6 +152,9 @@ class FakeBroker:
 class FakeWorkers:
     def __init__(self, *beats: Heartbeat) -> None:
         self.beats = list(beats)
+
+    def workers(self) -> list[Heartbeat]:
+        return self.beats
 
     def models(self) -> dict[str, list[Heartbeat]]:
         models: dict[str, list[Heartbeat]] = {}

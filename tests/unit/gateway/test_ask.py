@@ -6,7 +6,7 @@ import json
 import httpx
 import pytest
 
-from headrace.gateway.app import ASKS
+from headrace.gateway.call_routes import ASKS
 from headrace.gateway.pace import Pace
 from headrace.shared.errors import BrokerError, NoWorkerError
 from headrace.shared.messages import AskAnswer

@@ -181,11 +181,21 @@ async def test_the_broker_is_asked_once_a_second_however_many_look(console, admi
     assert admin.num_looks == 2
 
 
-async def test_a_user_that_may_not_look_into_queues_sees_how_long_they_are(console, admin):
+async def test_a_user_that_may_not_look_into_queues_has_ages_from_the_workers(
+    console, admin, gateway, make
+):
     admin.may_see_messages = False
-    state = await console.state("default", **ABOUT)
-    assert state.sees_ages is False
-    assert [(queue.num_waiting, queue.oldest_s) for queue in state.queues] == [(2, None)] * 2
+    gateway.workers.beats += [
+        make.beat(Role.DECODE, contract=contract, oldest_wait_s=waits_s)
+        for contract, waits_s in (
+            ("c", {Lane.STD: 4.0, Lane.RT: 9.0}),
+            ("d", {Lane.STD: 6.0}),
+            ("e", {Lane.STD: 8.0}),  # of a contract that none of the queues is for
+        )
+    ]
+    queues = (await console.state("default", **ABOUT)).queues
+    shown = [(queue.stage, queue.lane, queue.num_waiting, queue.oldest_s) for queue in queues]
+    assert shown == [("decode", "std", 2, 6.0), ("render", "bulk", 2, None)]
 
 
 async def test_a_broker_that_is_away_is_said_and_the_workers_stay(console, admin, gateway):

@@ -3,43 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 import pytest
 
 from headrace.gateway.files_content import ContentResponse, range_of
 from headrace.shared.batches import FileRecord
-from headrace.shared.files import Part
 
+from ..memory_files import MemoryFiles
 
-class Store:
-    """A store with one file of ten parts, ten bytes each."""
-
-    part_bytes = 10
-
-    def __init__(self) -> None:
-        self.num_read = 0
-
-    async def append_part(
-        self,
-        tenant: str,
-        file_id: str,
-        number: int,
-        data: bytes,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        raise NotImplementedError
-
-    async def parts(
-        self, tenant: str, file_id: str, *, start: int = 0, num_parts: int | None = None
-    ) -> AsyncGenerator[Part]:
-        for number in range(10):
-            self.num_read += 1
-            yield Part(number, b"%d" % number * 10, {})
-
-    async def delete(self, tenant: str, file_id: str) -> None:
-        raise NotImplementedError
+TEN_PARTS = [b"%d" % number * 10 for number in range(10)]
 
 
 class Client:
@@ -65,8 +38,9 @@ class Client:
         await asyncio.sleep(0)
 
 
-async def sent(client: Client, range_header: str | None = None) -> Store:
-    store = Store()
+async def sent(client: Client, range_header: str | None = None) -> MemoryFiles:
+    store = MemoryFiles(part_bytes=10)
+    store.add("f", *TEN_PARTS)
     record = FileRecord(
         id="f", filename="f", purpose="batch", created_at=1, num_bytes=100, num_parts=10
     )
@@ -79,7 +53,7 @@ async def sent(client: Client, range_header: str | None = None) -> Store:
 async def test_a_whole_file_is_sent_part_by_part() -> None:
     client = Client(leaves_after=99)
     store = await sent(client)
-    assert b"".join(client.pieces) == b"".join(b"%d" % number * 10 for number in range(10))
+    assert b"".join(client.pieces) == b"".join(TEN_PARTS)
     assert client.is_ended
     assert store.num_read == 10
 

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from headrace.gateway.body import parse_body
+from headrace.gateway.body import parse_body, read_body
 from headrace.gateway.errors import InvalidBodyError
 from headrace.gateway.link import Link
 from headrace.gateway.pace import Pace
-from headrace.shared.errors import BrokerError, QueueFullError
+from headrace.shared.errors import BrokerError, PayloadTooLargeError, QueueFullError
 from headrace.shared.subjects import Role
 
 
@@ -91,6 +91,17 @@ async def test_a_body_over_the_limit_is_refused_by_its_length(gateway):
 async def test_a_body_over_the_limit_is_refused_whatever_its_length_says(gateway, headers):
     answer = await gateway.post(parts=[b"x" * 600, b"x" * 600, b"x"], headers=headers).end()
     assert answer.status == 413
+
+
+async def no_parts():
+    for part in ():
+        yield part
+
+
+async def test_a_limit_that_no_setting_lifts_names_none():
+    with pytest.raises(PayloadTooLargeError) as refused:
+        await read_body(no_parts(), "11", max_bytes=10, timeout_s=1)
+    assert str(refused.value).endswith("the limit is 10 bytes")
 
 
 async def test_a_body_of_just_the_limit_is_taken(gateway, make):

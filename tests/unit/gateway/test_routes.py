@@ -1,6 +1,7 @@
 """The routes beside the two that create something."""
 
 import httpx
+import msgspec
 import pytest
 
 from headrace.shared.subjects import Role
@@ -68,6 +69,18 @@ async def test_ready_names_the_stages(client):
             }
         },
     }
+
+
+async def test_ready_says_where_prompts_are_computed(gateway, client, make):
+    async def where():
+        return (await client.get("/ready")).json()["models"]["m"]["prefill"]
+
+    gateway.workers.beats.append(make.beat(Role.PREFILL))
+    assert await where() == "remote"
+    (decode,) = [beat for beat in gateway.workers.beats if beat.role is Role.DECODE]
+    gateway.workers.beats.remove(decode)
+    gateway.workers.beats.append(msgspec.structs.replace(decode, is_colocated=True))
+    assert await where() == "colocated"
 
 
 @pytest.mark.parametrize("role", [Role.RENDER, Role.DECODE, Role.DERENDER])

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
+from headrace.gateway.bounded_send import bounded
 from headrace.gateway.call import Call, status_of
 from headrace.gateway.errors import retry_after_header, retry_after_of
 from headrace.gateway.events import Events, events_of
@@ -30,7 +31,7 @@ ID that was used, something that isn't there, a deadline that has passed."""
 def headers_of(
     request_id: str, retry_after_s: float | None = None, *, http_status: int = 200
 ) -> dict[str, str]:
-    """Return the headers of every answer to a creating call."""
+    """Return the headers of every answer to a call, and of every error."""
     headers = {
         "X-Request-Id": request_id,
         "Cache-Control": "no-cache",
@@ -41,6 +42,16 @@ def headers_of(
     if retry_after_s is not None:
         headers["Retry-After"] = retry_after_header(retry_after_s)
     return headers
+
+
+def json_response(value: object, http_status: int = 200) -> Response:
+    """Return a value as JSON that nobody keeps: the next call may find another one."""
+    return Response(
+        msgspec.json.encode(value),
+        status_code=http_status,
+        media_type=JSON,
+        headers={"Cache-Control": "no-cache"},
+    )
 
 
 def error_response(error: RequestError, request_id: str) -> Response:
@@ -131,7 +142,8 @@ class CallResponse(Response):
         """Send the answer. The first message decides the status; a client that leaves ends it."""
         watch = asyncio.create_task(_watch(receive, self._call))
         try:
-            await self._answer(scope, receive, _until(self._call.send_until, send))
+            async with bounded(send, self._call.send_until) as send_within:
+                await self._answer(scope, receive, send_within)
         except TimeoutError:  # a client that does not read; the server drops the connection
             self._end("expired", self._http_status, "the client does not read its answer")
         finally:
@@ -193,19 +205,6 @@ class CallResponse(Response):
 
     def _end(self, status: Status, http_status: int | None, reason: str | None) -> None:
         self._status, self._http_status, self._reason = status, http_status, reason
-
-
-def _until(when: float, send: Send) -> Send:
-    """Return a `send` that raises TimeoutError when it waits past `when`, a time of the event loop's clock.
-
-    What goes out without a wait is sent whenever it is: this process may have stood still past the end.
-    """
-
-    async def bounded(message: Message) -> None:
-        async with asyncio.timeout_at(when):
-            await send(message)
-
-    return bounded
 
 
 def _part(body: bytes) -> dict[str, object]:

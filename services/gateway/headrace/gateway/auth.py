@@ -57,7 +57,7 @@ class Gate:
                 tenant = self._tenant_of(headers)
             except UnauthorizedError as error:
                 logger.info("request refused: no good API key", extra={"action": "unauthorized"})
-                response = error_response(error, request_id_of(headers)[0])
+                response = error_response(error, request_id_of(scope)[0])
                 response.headers["WWW-Authenticate"] = error.challenge
                 await response(scope, receive, send)
                 return

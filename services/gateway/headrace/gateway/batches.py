@@ -10,7 +10,7 @@ import msgspec
 
 from headrace.gateway.batches_order import BatchOrder
 from headrace.gateway.batches_retry import write_rest
-from headrace.gateway.errors import NotFoundError, StateConflictError
+from headrace.gateway.errors import MAX_SHOWN_ID, NotFoundError, StateConflictError
 from headrace.gateway.files import Files
 from headrace.gateway.link import Link
 from headrace.shared import subjects
@@ -161,7 +161,9 @@ class Batches:
     async def _found(self, tenant: str, batch_id: str) -> tuple[BatchRecord, int]:
         found = await self._files.records.find("batch", tenant, batch_id, BatchRecord)
         if found is None:
-            raise NotFoundError(f"No batch found with id '{batch_id[:128]}'.", param="batch_id")
+            raise NotFoundError(
+                f"No batch found with id '{batch_id[:MAX_SHOWN_ID]}'.", param="batch_id"
+            )
         return found
 
     async def _check_input(self, tenant: str, file_id: str) -> None:

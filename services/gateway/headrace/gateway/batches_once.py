@@ -19,7 +19,7 @@ Make = Callable[[str], Awaitable[BatchRecord]]
 
 
 class BatchesOnce:
-    """Makes a batch a key."""
+    """Makes one batch for each key."""
 
     def __init__(
         self,

@@ -24,11 +24,17 @@ class BatchOrder(msgspec.Struct, frozen=True, kw_only=True):
     """A batch that is to be made."""
 
     input_file_id: str
+    """Whether there is such a file is not looked at yet."""
     endpoint: BatchEndpoint
+    """Of every line."""
     completion_window: str
+    """As the client says it."""
     window_s: int
+    """The same in seconds, from the batch's creation."""
     metadata: dict[str, str] | None
+    """The client's own. None: none was sent."""
     output_expires_after_s: int | None
+    """For how long its output is kept, from when it begins to be written. None: until it is deleted."""
 
 
 def fields_of(body: bytes) -> dict[str, Any]:

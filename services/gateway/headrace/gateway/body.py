@@ -41,20 +41,25 @@ class RequestFields(msgspec.Struct, frozen=True):
 
 
 async def read_body(
-    parts: AsyncIterator[bytes], content_length: str | None, *, max_bytes: int, timeout_s: float
+    parts: AsyncIterator[bytes],
+    content_length: str | None,
+    *,
+    max_bytes: int,
+    timeout_s: float,
+    setting: str | None = None,
 ) -> bytes:
-    """Return the whole body.
+    """Return the whole body. `setting`: the one that lifts the limit; None: none does.
 
     Raises: PayloadTooLargeError as soon as it is seen to exceed `max_bytes`; BodyTimeoutError.
     """
     if content_length is not None and content_length.isdecimal():
-        _check_size(int(content_length), max_bytes)
+        _check_size(int(content_length), max_bytes, setting)
     body = bytearray()
     try:
         async with asyncio.timeout(timeout_s):
             async for part in parts:
                 body += part
-                _check_size(len(body), max_bytes)
+                _check_size(len(body), max_bytes, setting)
     except TimeoutError:
         raise BodyTimeoutError(
             f"the request body did not arrive within {timeout_s:g} s; {len(body):,} bytes did"
@@ -62,11 +67,11 @@ async def read_body(
     return bytes(body)
 
 
-def _check_size(size: int, max_bytes: int) -> None:
+def _check_size(size: int, max_bytes: int, setting: str | None) -> None:
     if size > max_bytes:
         raise PayloadTooLargeError(
             f"the request body has {size:,} bytes or more; the limit is {max_bytes:,} bytes"
-            " (setting gateway.max_body_bytes)"
+            + (f" (setting {setting})" if setting else "")
         )
 
 

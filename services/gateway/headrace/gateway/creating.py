@@ -58,6 +58,7 @@ class Plan:
 
     @property
     def is_stored(self) -> bool:
+        """Whether it can be asked for later."""
         return self.record is not None and self.record.store
 
     def named(self, request_id: str) -> Plan:

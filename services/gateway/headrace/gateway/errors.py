@@ -3,7 +3,8 @@
 RequestError
 ├── InvalidBodyError        400: the body is no JSON object that a request could be
 ├── UnauthorizedError       401: no API key, or one that is not good here
-├── NotFoundError           404: no such file or batch
+├── NotFoundError           404: this tenant has no such thing
+│   └── ResponseNotFoundError    … no such response, in OpenAI's words
 ├── BodyTimeoutError        408: the body did not arrive in time
 ├── DuplicateRequestError   409: the request ID was used before
 ├── StateConflictError      409: what it is at the moment does not allow it
@@ -55,7 +56,7 @@ class BodyTimeoutError(RequestError):
 
 
 class NotFoundError(RequestError):
-    """This tenant has no such file or batch."""
+    """This tenant has no such file, batch, response, request or webhook endpoint."""
 
     code = "not_found"
     http_status = 404

@@ -90,4 +90,4 @@ class Farewell:
 
     async def _leave(self, call: Call) -> None:
         if call.subscription is not None:
-            await call.subscription.unsubscribe()
+            await call.subscription.drop()  # nobody reads what may still come

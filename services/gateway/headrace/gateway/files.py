@@ -10,6 +10,7 @@ from typing import get_args
 import msgspec
 
 from headrace.gateway.errors import (
+    MAX_SHOWN_ID,
     BodyTimeoutError,
     NotFoundError,
     StateConflictError,
@@ -213,7 +214,7 @@ class Files:
 
 
 def _no_such_file(file_id: str) -> NotFoundError:
-    return NotFoundError(f"No such File object: {file_id[:128]}", param="id")
+    return NotFoundError(f"No such File object: {file_id[:MAX_SHOWN_ID]}", param="id")
 
 
 def is_expired(record: FileRecord, now: float) -> bool:

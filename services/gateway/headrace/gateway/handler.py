@@ -267,7 +267,6 @@ class Handler:
     async def _submit(self, call: Call, order: Order) -> None:
         """Listen for the answer, then publish the request; so none of it is missed."""
         broker, record = self._link.broker, call.record
-
         await self._listen(call)
         if order.is_own_id and await broker.replay(call.answer.subject):
             raise _duplicate(order.request_id)
@@ -296,7 +295,9 @@ class Handler:
                 record.first_byte_s = self._clock() - record.accepted
             call.answer.receive(received)
 
-        call.subscription = await self._link.broker.subscribe(call.answer.subject, receive)
+        call.subscription = await self._link.broker.subscribe(
+            call.answer.subject, receive, is_confirmed=False
+        )
 
     async def _replay(self, subject: str) -> list[Received]:
         return await self._link.broker.replay(subject)
@@ -320,6 +321,7 @@ class Handler:
 
     def _drop(self, call: Call) -> None:
         self._calls.discard(call)
+        call.answer.close()
         self.cancels.unwatch(call.record.tenant, call.record.request_id, call.cancel)
         if not self._calls:
             self._idle.set()

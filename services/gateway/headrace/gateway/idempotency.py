@@ -105,8 +105,8 @@ class Idempotency:
     ) -> Claim:
         """Take a key, or return who has it; of any number of calls at once, one gets it.
 
-        `result_id`: what it will stand for; None: a request ID that leads back to the key (`claim_of`).
-        Raises: KeyReusedError when it is for another call.
+        `result_id`: what it will stand for; None: a request ID that leads back to the key (`record_of`).
+        Raises: KeyReusedError when it is for another call; ConflictError when others take and release it all the time.
         """
         record_id = _record_id(tenant, key)
         result_id = result_id or f"{PREFIX}{record_id}_{uuid.uuid4().hex[:8]}"

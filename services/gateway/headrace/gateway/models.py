@@ -145,5 +145,13 @@ def _stages(beats: list[Heartbeat]) -> dict[str, Any]:
         "stages": {str(role): counts[role] for role in (*REQUIRED, *OPTIONAL)},
         "missing": [str(role) for role in REQUIRED if not counts[role]],
         "num_contracts": len(roles_of),
-        "prefill": "remote" if counts[Role.PREFILL] else "local",
+        "prefill": _where_prefilled(ready),
     }
+
+
+def _where_prefilled(ready: list[Heartbeat]) -> str:
+    """Return where prompts are computed: by choice (`colocated`), or for want of a prefill worker (`local`)."""
+    decode = [beat.is_colocated for beat in ready if beat.role is Role.DECODE]
+    if decode and all(decode):
+        return "colocated"
+    return "remote" if any(beat.role is Role.PREFILL for beat in ready) else "local"

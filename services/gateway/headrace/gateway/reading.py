@@ -49,6 +49,7 @@ class Kept:
 
     @property
     def is_empty(self) -> bool:
+        """Whether nothing is there."""
         return not self.chunks and self.terminal is None
 
     def check_from(self, seq: int) -> None:

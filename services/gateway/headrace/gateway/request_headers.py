@@ -5,6 +5,9 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
 from headrace.shared.deadlines import timeout_s
 from headrace.shared.errors import MalformedMessageError
 from headrace.shared.subjects import check_token
@@ -13,12 +16,23 @@ REQUEST_ID_HEADER = "X-Request-Id"
 TIMEOUT_HEADER = "X-Request-Timeout"
 
 
-def request_id_of(headers: Mapping[str, str]) -> tuple[str, bool]:
-    """Return the request's ID, and whether the client chose it (one that fits no subject is replaced)."""
+def request_id_of(scope: Scope) -> tuple[str, bool]:
+    """Return the request's ID, and whether the client chose it (one that fits no subject is replaced).
+
+    A request has one, however often it is asked for.
+    """
+    state = scope.setdefault("state", {})
+    if "request_id" not in state:
+        state["request_id"] = _chosen(Headers(scope=scope)) or (uuid.uuid4().hex, False)
+    found: tuple[str, bool] = state["request_id"]
+    return found
+
+
+def _chosen(headers: Mapping[str, str]) -> tuple[str, bool] | None:
     try:
         return check_token(headers.get(REQUEST_ID_HEADER, ""), REQUEST_ID_HEADER), True
     except MalformedMessageError:
-        return uuid.uuid4().hex, False
+        return None
 
 
 def timeout_of(headers: Mapping[str, str]) -> float | None:

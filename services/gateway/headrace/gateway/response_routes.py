@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import msgspec
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from headrace.gateway import response_body
-from headrace.gateway.answering import JSON
+from headrace.gateway.answering import json_response
 from headrace.gateway.auth import tenant_of
 from headrace.gateway.handler import Handler
 from headrace.gateway.numbered_events import LAST_EVENT_ID
@@ -36,7 +35,7 @@ def add_response_routes(
         tenant = tenant_of(request)
         record = await responses.get(tenant, response_id)
         if request.query_params.get("stream", "").lower() not in _TRUE:
-            return _json(await responses.shown(tenant, record))
+            return json_response(await responses.shown(tenant, record))
         text = request.query_params.get("starting_after") or request.headers.get(LAST_EVENT_ID)
         return await readings.response(tenant, record, event_number(text, "starting_after"))
 
@@ -53,7 +52,9 @@ def add_response_routes(
             await handler.cancel(tenant, response_id)
             await responses.note(tenant, response_id, is_cancelled=True)
             await _until_ended(tenant, record)
-        return _json(await responses.shown(tenant, await responses.get(tenant, response_id)))
+        return json_response(
+            await responses.shown(tenant, await responses.get(tenant, response_id))
+        )
 
     @app.delete("/v1/responses/{response_id}")
     async def delete(request: Request, response_id: str) -> Response:
@@ -62,7 +63,7 @@ def add_response_routes(
         if await responses.end_of(tenant, record) is None:
             await handler.cancel(tenant, response_id)
         await responses.discard(tenant, response_id)
-        return _json({"id": response_id, "object": "response", "deleted": True})
+        return json_response({"id": response_id, "object": "response", "deleted": True})
 
     @app.get("/v1/responses/{response_id}/input_items")
     async def input_items(request: Request, response_id: str) -> Response:
@@ -70,7 +71,9 @@ def add_response_routes(
         record = await responses.get(tenant, response_id)
         await responses.end_of(tenant, record)  # its time may be over
         fields = await responses.fields_of(record)
-        return _json(_page(response_body.listed_items(fields.get("input"), response_id), request))
+        return json_response(
+            _page(response_body.listed_items(fields.get("input"), response_id), request)
+        )
 
     async def _until_ended(tenant: str, record: StoredResponse) -> None:
         """Wait a little for the pipeline's own word, so that what is answered stays true."""
@@ -92,9 +95,3 @@ def _page(items: list[dict[str, Any]], request: Request) -> dict[str, Any]:
         items = items[places[0] + 1 :] if places else []
     page = items[:limit]
     return list_object(page, has_more=len(items) > len(page))
-
-
-def _json(value: dict[str, Any]) -> Response:
-    return Response(
-        msgspec.json.encode(value), media_type=JSON, headers={"Cache-Control": "no-cache"}
-    )

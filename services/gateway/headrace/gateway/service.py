@@ -17,8 +17,9 @@ from headrace.gateway.app import create_app
 from headrace.gateway.ask import Asker
 from headrace.gateway.batches import Batches
 from headrace.gateway.batches_once import BatchesOnce
+from headrace.gateway.batches_routes import add_batches_routes
 from headrace.gateway.files import Files
-from headrace.gateway.files_routes import add_routes
+from headrace.gateway.files_routes import add_files_routes
 from headrace.gateway.files_sweep import Sweeper
 from headrace.gateway.goodbye import Goodbye
 from headrace.gateway.handler import Handler
@@ -121,7 +122,11 @@ class Gateway:
 
         Raises: SettingsError; whatever ended the server or the way to the broker for good.
         """
-        listener = _listen(self._settings.gateway.host, self._settings.gateway.port)
+        listener = _listen(
+            self._settings.gateway.host,
+            self._settings.gateway.port,
+            is_shared=self._settings.up.gateway > 1,
+        )
         host, port = listener.getsockname()[:2]
         logger.info(
             "gateway listens on http://%s:%d",
@@ -186,7 +191,7 @@ class Gateway:
                 async with (
                     answering_pings(broker, self._instance),
                     ended_by(broker.closed_for_good()),
-                    self._watching_queues(broker),
+                    self._watching_queues(broker, workers),
                     following(broker, Role.GATEWAY),
                 ):
                     await self._closing.wait()
@@ -202,12 +207,12 @@ class Gateway:
             await broker.close()
 
     @contextlib.asynccontextmanager
-    async def _watching_queues(self, broker: Broker) -> AsyncIterator[None]:
+    async def _watching_queues(self, broker: Broker, workers: WorkerTable) -> AsyncIterator[None]:
         """Keep the queues' metrics, where somebody may look at them."""
         if not self._settings.metrics.port:
             yield
             return
-        async with ended_by(queue_gauges.watch(broker)):
+        async with ended_by(queue_gauges.watch(broker, workers)):
             yield
 
     async def _beat(self) -> None:
@@ -245,10 +250,10 @@ class Gateway:
             pace=self._pace,
             lasting=self._lasting,
         )
-        add_routes(
+        add_files_routes(app, self._handler, self._files)
+        add_batches_routes(
             app,
             self._handler,
-            self._files,
             self._batches,
             once=BatchesOnce(self._lasting.idempotency, self._batches),
             pace=self._pace,
@@ -262,16 +267,22 @@ class Gateway:
             log_config=None,
             access_log=False,
             server_header=False,
+            timeout_keep_alive=gateway.keep_alive_s,
             timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
         )
         return _Server(config)
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket. Raises: SettingsError naming the address."""
+def _listen(host: str, port: int, *, is_shared: bool) -> socket.socket:
+    """Return a listening socket; the kernel spreads connections over those that share an address.
+
+    Raises: SettingsError naming the address.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        return socket.create_server(
+            (host, port), family=family, backlog=BACKLOG, reuse_port=is_shared
+        )
     except OSError as error:
         raise SettingsError(
             f"gateway.host {host!r}, gateway.port {port}: cannot listen there: {error}"

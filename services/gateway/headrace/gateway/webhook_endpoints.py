@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from headrace.gateway.errors import NotFoundError
+from headrace.gateway.errors import MAX_SHOWN_ID, NotFoundError
 from headrace.gateway.link import Link
 from headrace.shared.errors import BadRequestError, ConflictError
 from headrace.shared.events import Event, Kind, event
@@ -38,12 +38,15 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     """What a client wants an endpoint to be; None: as it is."""
 
     url: str | None = None
+    """Where its webhooks go."""
     name: str | None = None
+    """The client's own word for it."""
     event_types: tuple[str, ...] | None = None
+    """Which events it hears of."""
 
 
 class WebhookEndpoints:
-    """The endpoints of every tenant, each seen by its own alone. All raise BrokerError."""
+    """The endpoints of every tenant, each seen by its own alone. Every method raises BrokerError without a broker."""
 
     def __init__(
         self, link: Link, settings: WebhookSettings, *, clock: Callable[[], float] = time.time
@@ -157,7 +160,9 @@ class WebhookEndpoints:
     async def _found(self, tenant: str, endpoint_id: str) -> tuple[Endpoint, int]:
         found = await self._records.find("hook", tenant, endpoint_id, Endpoint)
         if found is None:
-            raise NotFoundError(f"No such webhook endpoint: {endpoint_id[:128]}", param="id")
+            raise NotFoundError(
+                f"No such webhook endpoint: {endpoint_id[:MAX_SHOWN_ID]}", param="id"
+            )
         return found
 
     def _check(self, wanted: Change) -> None:

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import msgspec
 from fastapi import FastAPI, Request
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from headrace.gateway.answering import JSON, error_response
+from headrace.gateway.answering import json_response
 from headrace.gateway.auth import tenant_of
 from headrace.gateway.body import read_body
-from headrace.gateway.errors import UnavailableError
 from headrace.gateway.paging import limit_of, list_object
 from headrace.gateway.webhook_endpoints import Change, WebhookEndpoints
-from headrace.shared.errors import (
-    BadRequestError,
-    BrokerError,
-    CancelledRequestError,
-    RequestError,
-)
+from headrace.shared.errors import BadRequestError
 from headrace.shared.webhooks.endpoints import EVENT_TYPES, Endpoint, Sending
 
 ROOT = "/v1/webhook_endpoints"
@@ -44,88 +35,65 @@ class _Test(msgspec.Struct):
 
 
 def add_webhook_endpoints(app: FastAPI, endpoints: WebhookEndpoints) -> None:
-    """Add the routes."""
+    """Add the routes. Their errors are the application's to answer: RequestError, BrokerError."""
 
     @app.post(ROOT)
-    @_answered
-    async def create(request: Request) -> Any:
+    async def create(request: Request) -> Response:
         made = await endpoints.create(tenant_of(request), await _read(request, Change))
-        return _shown(made) | {"signing_secret": made.secret}
+        return json_response(_shown(made) | {"signing_secret": made.secret})
 
     @app.get(ROOT)
-    @_answered
-    async def show_all(request: Request) -> Any:
+    async def show_all(request: Request) -> Response:
         query = request.query_params
         limit = limit_of(query, DEFAULT_LIST, MAX_LIST)
         page = await endpoints.list(tenant_of(request), after=query.get("after"), limit=limit)
         data = [_shown(record.value) for record in page.records]
-        return list_object(data, has_more=page.has_more)
+        return json_response(list_object(data, has_more=page.has_more))
 
     @app.get(TYPES)
-    @_answered
-    async def show_types(request: Request) -> Any:
-        return {"object": "list", "data": EVENT_TYPES}
+    async def show_types(request: Request) -> Response:
+        return json_response({"object": "list", "data": EVENT_TYPES})
 
     @app.get(f"{ROOT}/{{endpoint_id}}")
-    @_answered
-    async def show(request: Request) -> Any:
-        return _shown(await endpoints.get(tenant_of(request), _id(request)))
+    async def show(request: Request) -> Response:
+        return json_response(_shown(await endpoints.get(tenant_of(request), _id(request))))
 
     @app.post(f"{ROOT}/{{endpoint_id}}")
-    @_answered
-    async def update(request: Request) -> Any:
+    async def update(request: Request) -> Response:
         wanted = await _read(request, Change)
-        return _shown(await endpoints.update(tenant_of(request), _id(request), wanted))
+        changed = await endpoints.update(tenant_of(request), _id(request), wanted)
+        return json_response(_shown(changed))
 
     @app.delete(f"{ROOT}/{{endpoint_id}}")
-    @_answered
-    async def delete(request: Request) -> Any:
+    async def delete(request: Request) -> Response:
         await endpoints.delete(tenant_of(request), _id(request))
-        return {"id": _id(request), "object": "webhook_endpoint.deleted", "deleted": True}
+        gone = {"id": _id(request), "object": "webhook_endpoint.deleted", "deleted": True}
+        return json_response(gone)
 
     @app.post(f"{ROOT}/{{endpoint_id}}/rotate_secret")
-    @_answered
-    async def rotate_secret(request: Request) -> Any:
+    async def rotate_secret(request: Request) -> Response:
         wanted = await _read(request, _Rotation)
         keep_old = wanted.keep_old_secret_active_for_24_hours
         made = await endpoints.rotate_secret(tenant_of(request), _id(request), keep_old=keep_old)
-        return _shown(made) | {"signing_secret": made.secret}
+        return json_response(_shown(made) | {"signing_secret": made.secret})
 
     @app.post(f"{ROOT}/{{endpoint_id}}/test")
-    @_answered
-    async def test(request: Request) -> Any:
+    async def test(request: Request) -> Response:
         wanted = await _read(request, _Test)
         attempt = await endpoints.test(tenant_of(request), _id(request), wanted.event_type)
-        return {
+        told = {
             "object": "webhook_endpoint.test",
             "webhook_endpoint_id": _id(request),
             "event_type": wanted.event_type,
             "status_code": attempt.status_code,
             "success": True,
         }
+        return json_response(told)
 
     @app.get(f"{ROOT}/{{endpoint_id}}/deliveries")
-    @_answered
-    async def deliveries(request: Request) -> Any:
+    async def deliveries(request: Request) -> Response:
         found = await endpoints.sendings(tenant_of(request), _id(request))
-        return {"object": "list", "data": [_sent(sending) for sending in found]}
-
-
-def _answered(route: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Any]]:
-    """Turn what a route returns or raises into a response."""
-
-    async def answered(request: Request) -> Response:
-        request_id = uuid.uuid4().hex
-        try:
-            return Response(msgspec.json.encode(await route(request)), media_type=JSON)
-        except ClientDisconnect:
-            return error_response(CancelledRequestError("the client disconnected"), request_id)
-        except BrokerError as error:
-            return error_response(UnavailableError(str(error)), request_id)
-        except RequestError as error:
-            return error_response(error, request_id)
-
-    return answered
+        return json_response({"object": "list", "data": [_sent(sending) for sending in found]})
 
 
 async def _read(request: Request, kind: type[S]) -> S:
