@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,8 @@ from headrace.shared.errors import BrokerError, SettingsError
 from headrace.shared.nats_server import NatsServer
 from headrace.shared.settings import BrokerSettings
 from headrace.shared.subjects import Role
+
+from ..ports import free_port
 
 TIMEOUT_S = 30.0
 
@@ -49,11 +53,18 @@ def test_a_restart_that_fails_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[str] = []
+    five = asyncio.Event()
+
+    def report(line: str) -> None:
+        lines.append(line)
+        if len(lines) == 5:
+            five.set()
+
     monkeypatch.setattr(own_broker, "AGAIN_S", 0.0)
 
     async def scenario() -> None:
         before = children()
-        async with own_broker.running(BrokerSettings(), tmp_path, lines.append) as settings:
+        async with own_broker.running(BrokerSettings(), tmp_path, report) as settings:
             (server,) = children() - before
             restart, failures = NatsServer.restart, [OSError("no room"), BrokerError("no store")]
 
@@ -65,13 +76,37 @@ def test_a_restart_that_fails_is_tried_again(
             monkeypatch.setattr(NatsServer, "restart", restart_at_last)
             os.kill(server, signal.SIGKILL)
             async with asyncio.timeout(TIMEOUT_S):
-                while len(lines) < 5:  # noqa: ASYNC110 - it reports in passing
-                    await asyncio.sleep(0.01)
+                await five.wait()
                 broker = await Broker.connect(settings, role=Role.GATEWAY, name="test")
             await broker.close()
 
     asyncio.run(scenario())
     assert [line.split(";")[0] for line in lines[1::2]] == ["no store", "no room"]
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_a_broker_listens_where_everybody_asks_unless_another_one_does(
+    tmp_path: Path, is_taken: bool
+) -> None:
+    async def scenario() -> None:
+        url = f"nats://127.0.0.1:{free_port()}"
+        with contextlib.ExitStack() as stack:
+            if is_taken:
+                port = int(url.rpartition(":")[2])
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            async with own_broker.running(
+                BrokerSettings(url=url), tmp_path, lambda line: None
+            ) as settings:
+                assert (settings.url == url) is not is_taken
+                broker = await Broker.connect(settings, role=Role.GATEWAY, name="test")
+                await broker.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("url", ["nats://192.0.2.1:4222", "nats://127.0.0.1:1,nats://127.0.0.1:2"])
+def test_a_broker_that_is_not_of_this_machine_leaves_the_port_open(url: str) -> None:
+    assert own_broker._port_of(url) == 0
 
 
 def test_a_broker_with_a_password_takes_only_who_knows_it(tmp_path: Path) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
+
+from ..polling import wait_until
+from ..ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 WATCHDOG_S = 900.0
@@ -26,14 +27,6 @@ def compose_command() -> list[str]:
         return ["docker", "compose"]
     assert shutil.which("docker-compose"), "neither `docker compose` nor `docker-compose` is there"
     return ["docker-compose"]
-
-
-def free_port() -> int:
-    """Return a port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Stack:
@@ -102,10 +95,7 @@ class Stack:
 
     def until(self, what: str, condition: Callable[[], bool]) -> None:
         """Return once `condition` holds; there is no event to wait for across containers."""
-        deadline = time.monotonic() + WATCHDOG_S
-        while not condition():
-            assert time.monotonic() < deadline, f"{what}: not after {WATCHDOG_S:g} s"
-            time.sleep(POLL_S)
+        wait_until(what, condition, within_s=WATCHDOG_S, poll_s=POLL_S)
 
     def until_ready(self, **stages: int) -> None:
         """Return once each named stage has so many ready workers."""

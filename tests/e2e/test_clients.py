@@ -27,8 +27,8 @@ from headrace.shared.messages import Cancel
 from headrace.shared.subjects import Role
 from headrace.shared.workers import WorkerTable
 
+from ..real_stack import MAX_QUEUED, MODEL, Stack
 from . import sse
-from .conftest import MODEL, Stack, running_stack
 
 pytestmark = [pytest.mark.vllm, pytest.mark.e2e]
 
@@ -38,7 +38,6 @@ FORECAST = "Look up the weather in Paris for the next 7 days."
 CHAT: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "temperature": 0, "max_tokens": 20}
 LONG: dict[str, Any] = {"max_tokens": 3000, "extra_body": {"ignore_eos": True}}  # runs for a minute
 WATCHDOG_S = 60.0
-MAX_QUEUED = 12
 BENCH = """
 import asyncio
 from vllm.benchmarks.serve import add_cli_args, main_async
@@ -84,17 +83,6 @@ LOOK_UP: Any = {
         },
     },
 }
-
-
-@pytest.fixture(scope="module")
-def stack(home: Path) -> Iterator[Stack]:
-    settings = {
-        "model.tool_call_parser": "hermes",
-        "model.enable_auto_tool_choice": "true",
-        "broker.max_queued_per_subject": str(MAX_QUEUED),  # so that a test can fill it
-    }
-    with running_stack(home, **settings) as stack:
-        yield stack
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import asyncio
 import os
 import select
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,8 @@ import pytest
 from headrace.shared.subjects import Role
 from headrace.shared.workers import WorkerTable
 
-from .conftest import Stack, complete, running_stack
+from ..real_stack import Stack, Stacks
+from .conftest import complete
 
 pytestmark = [pytest.mark.vllm, pytest.mark.e2e]
 
@@ -22,9 +22,8 @@ KILL_DEADLINE_MS = 10_000
 
 
 @pytest.fixture(scope="module")
-def stack(home: Path, expected: list[list[int]]) -> Iterator[Stack]:
-    with running_stack(home, **{"decode.local_prefill_threshold": "inf"}) as stack:
-        yield stack
+def stack(stacks: Stacks) -> Stack:
+    return stacks.get(**{"decode.local_prefill_threshold": "inf"})
 
 
 def test_greedy_answers_of_a_local_prefill_are_those_of_one_engine(

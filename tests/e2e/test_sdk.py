@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,10 @@ from transformers import AutoTokenizer
 from headrace.shared.subjects import Role
 from headrace.shared.workers import WorkerTable
 
-from .conftest import LENGTHS, MAX_TOKENS, MODEL, TEXT, Stack, complete, running_stack
+from ..real_stack import MODEL, Stack
+from .conftest import LENGTHS, MAX_TOKENS, TEXT, complete
 
 pytestmark = [pytest.mark.vllm, pytest.mark.e2e]
-
-
-@pytest.fixture(scope="module")
-def stack(home: Path, expected: list[list[int]]) -> Iterator[Stack]:
-    """The reference engine has ended before the stack starts: one engine pair at a time."""
-    with running_stack(home) as stack:
-        yield stack
 
 
 def client_of(stack: Stack) -> openai.OpenAI:
@@ -34,19 +27,19 @@ def client_of(stack: Stack) -> openai.OpenAI:
 def test_greedy_answers_over_nixl_are_those_of_one_engine(
     stack: Stack, prompts: list[list[int]], expected: list[list[int]]
 ) -> None:
-    before = stack.heartbeat("decode")
+    before = asyncio.run(stack.beat(Role.DECODE))
     answers = [complete(stack, prompt) for prompt in prompts]
     assert answers == expected
     # The engine always computes the last token ID of a prompt itself, for the first one of the answer.
-    least = before["num_external_cached_token_ids"] + sum(length - 1 for length in LENGTHS)
+    least = before.num_external_cached_token_ids + sum(length - 1 for length in LENGTHS)
 
     def has_pulled_all(table: WorkerTable) -> bool:
         return all(d.num_external_cached_token_ids >= least for d in table.ready(Role.DECODE))
 
     asyncio.run(stack.until(has_pulled_all))
-    after = stack.heartbeat("decode")
-    assert after["num_external_cached_token_ids"] <= least + len(LENGTHS)
-    assert after["num_prefilled"] == before["num_prefilled"]
+    after = asyncio.run(stack.beat(Role.DECODE))
+    assert after.num_external_cached_token_ids <= least + len(LENGTHS)
+    assert after.num_prefilled == before.num_prefilled
 
 
 def test_the_async_client_streams_the_same(

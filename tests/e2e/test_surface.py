@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import openai
 import pytest
 from transformers import AutoTokenizer
 
-from .conftest import MODEL, Stack, running_stack
+from ..real_stack import MODEL, Stack
 
 pytestmark = [pytest.mark.vllm, pytest.mark.e2e]
 
@@ -24,12 +23,6 @@ CHAT: dict[str, Any] = {
     "temperature": 0,
     "max_tokens": 20,
 }
-
-
-@pytest.fixture(scope="module")
-def stack(home: Path) -> Iterator[Stack]:
-    with running_stack(home) as stack:
-        yield stack
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,6 @@ from . import check, logs, quiet, report
 from .check import Violation
 from .inject import Fault
 from .load import Load
-from .member import POLL_S
 from .nats_client import NatsClient
 from .orders import Order, make
 from .stack import PRESETS, Stack, running
@@ -80,14 +79,11 @@ async def _run(
     loading = asyncio.create_task(load.run(MAX_REQUESTS, PER_S, until=over.is_set))
     lines, refusing = [], []
     for number, member in enumerate(stack.members):
-        until = load.num_done + NUM_BETWEEN
-        while load.num_done < until:  # noqa: ASYNC110  # the load goes on meanwhile
-            await asyncio.sleep(POLL_S)
+        await load.more_done(NUM_BETWEEN)
         drain = Fault(number, "term", member.name, "", time.time())
         if member.role is Role.GATEWAY:  # of all processes, this alone may refuse, and only then
             refusing.append(drain)
-        member.signal(signal.SIGTERM)
-        await member.life_ends()
+        await member.end_life(signal.SIGTERM)
         lines.append(f"  {member.name:10s} drained in {time.time() - drain.started:.1f} s")
         await member.ready()
         drain.healed = time.time()

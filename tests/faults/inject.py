@@ -66,6 +66,7 @@ class Injector:
         self._table = table
         self._tasks: set[asyncio.Task[None]] = set()
         self._broker_lock = asyncio.Lock()
+        self._freed = asyncio.Event()  #: a process is no longer busy
         self._kinds: dict[str, Callable[[random.Random, int], Coroutine[Any, Any, None]]] = {
             "kill": self._kill,
             "stop": self._stop,
@@ -119,13 +120,15 @@ class Injector:
         members = self._stack.of(role)
         first = rng.randrange(len(members))
         order = members[first:] + members[:first]
-        while (member := next((m for m in order if not m.is_busy), None)) is None:  # noqa: ASYNC110
-            await asyncio.sleep(0.1)
+        while (member := next((m for m in order if not m.is_busy), None)) is None:
+            self._freed.clear()
+            await self._freed.wait()
         member.is_busy = True
         try:
             yield member
         finally:
             member.is_busy = False
+            self._freed.set()
 
     async def _kill(self, rng: random.Random, number: int) -> None:
         async with self._target(rng) as member:
@@ -139,12 +142,7 @@ class Injector:
 
     async def _end(self, member: Member, number: signal.Signals) -> None:
         await member.ready()
-        gone = asyncio.create_task(member.life_ends())
-        await asyncio.sleep(0)  # it must know which life it waits for
-        member.signal(number)
-        await gone
-        while member.pid is None:  # noqa: ASYNC110  # another process has no event
-            await asyncio.sleep(0.05)
+        await member.end_life(number)
         await member.ready()
 
     async def _stop(self, rng: random.Random, number: int) -> None:

@@ -40,6 +40,7 @@ class Load:
         self._http = http_client.new_client()
         self._room = asyncio.Semaphore(max_open)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._ended = asyncio.Event()
 
     @property
     def num_open(self) -> int:
@@ -64,6 +65,13 @@ class Load:
             )  # after an outage, catch up a little
             await asyncio.sleep(max(0.0, next_at - loop.time()))
 
+    async def more_done(self, num: int) -> None:
+        """Return when so many more orders have ended."""
+        wanted = self.num_done + num
+        while self.num_done < wanted:
+            self._ended.clear()
+            await self._ended.wait()
+
     async def finish(self) -> None:
         """Wait until all that was sent has ended."""
         while self._tasks:
@@ -74,6 +82,7 @@ class Load:
         self._tasks.discard(task)
         self._room.release()
         self.num_done += 1
+        self._ended.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             self.failures.append(f"{task.get_name()}: {error!r}")
 

@@ -18,6 +18,7 @@ from headrace.cli.process import Guard, Process
 from headrace.shared.settings import Settings
 from headrace.shared.subjects import Role
 
+from ..polling import eventually
 from .proxy import Proxy
 
 RESTART_PAUSE_S = 0.5  # a supervisor's first pause
@@ -68,6 +69,7 @@ class Member:
         self._process: Process | None = None
         self._wanted = False
         self._ending = False
+        self._gone = asyncio.Event()  #: a life's process is no longer there
         self._keeping: asyncio.Task[None] | None = None
         self._log_from = 0
 
@@ -87,9 +89,12 @@ class Member:
 
     async def ready(self) -> None:
         """Return when this life's process takes work. Raises: TimeoutError."""
-        async with asyncio.timeout(READY_TIMEOUT_S):
-            while self.instance() is None:  # noqa: ASYNC110  # another process's log has no event
-                await asyncio.sleep(POLL_S)
+        await eventually(
+            f"{self.name} is ready",
+            lambda: self.instance() is not None,
+            within_s=READY_TIMEOUT_S,
+            poll_s=POLL_S,
+        )
 
     def instance(self) -> str | None:
         """Return the name under which this life has said that it is ready."""
@@ -111,11 +116,13 @@ class Member:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.group, number)
 
-    async def life_ends(self) -> None:
-        """Return when the process of this life is gone."""
+    async def end_life(self, number: signal.Signals) -> None:
+        """Send a signal that ends this life, and return when its process is gone."""
         process = self._process
-        while process is not None and self._process is process:  # noqa: ASYNC110  # as above
-            await asyncio.sleep(POLL_S)
+        self.signal(number)
+        while process is not None and self._process is process:
+            self._gone.clear()
+            await self._gone.wait()
 
     def sample(self) -> None:
         """Note what the process uses now."""
@@ -150,6 +157,7 @@ class Member:
             self._process = process
             code = await process.wait()
             self._process = None
+            self._gone.set()
             now = time.time()
             self.exits.append(Exit(self.name, code, self._wanted, now, now - started))
             if not self._ending:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import socket
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from headrace.shared.nats_server import NatsServer
 from headrace.shared.settings import Settings
 from headrace.shared.subjects import Role
 
+from ..ports import free_port
 from .member import Member
 from .proxy import Proxy
 
@@ -113,11 +113,8 @@ async def running(
 
 
 def _settings(url: str, presets: dict[str, dict[str, Any]]) -> Settings:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     sections = {"broker", "gateway", *PRESETS, *presets}
     tables = {s: {**PRESETS.get(s, {}), **presets.get(s, {})} for s in sections}
     tables["broker"]["url"] = url
-    tables["gateway"]["port"] = port
+    tables["gateway"]["port"] = free_port()
     return settings_module.load(env={}, overrides=tables)

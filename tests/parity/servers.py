@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 
+from ..polling import wait_until
+from ..ports import free_port
 from .cases import FLAGS, Profile
 
 MODEL = "smollm2-135m-instruct"
@@ -36,8 +36,7 @@ sys.exit(main())
 @contextlib.contextmanager
 def vllm_server(profile: Profile, model: Path, log: Path) -> Iterator[str]:
     """Run vLLM's own OpenAI server; yield its URL."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     arguments = [
         *("serve", str(model), "--served-model-name", MODEL),
         *("--host", "127.0.0.1", "--port", str(port)),
@@ -105,12 +104,11 @@ def _running(
 
 
 def _wait_for_health(url: str, process: subprocess.Popen[str], log: Path) -> None:
-    until = time.monotonic() + START_S
-    while time.monotonic() < until:
+    def is_healthy() -> bool:
         if process.poll() is not None:
             raise RuntimeError(f"vLLM's server ended: {log.read_text()[-4000:]}")
         with contextlib.suppress(httpx.TransportError):
-            if httpx.get(f"{url}/health", timeout=5).status_code == 200:
-                return
-        time.sleep(0.2)
-    raise RuntimeError(f"vLLM's server was not healthy after {START_S:g} s: {log}")
+            return httpx.get(f"{url}/health", timeout=5).status_code == httpx.codes.OK
+        return False
+
+    wait_until(f"vLLM's server is healthy ({log})", is_healthy, within_s=START_S, poll_s=0.2)

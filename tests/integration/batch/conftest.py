@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -30,12 +30,9 @@ WITHIN_S = 120  # only when all is lost
 
 
 @pytest.fixture(scope="module")
-def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+def nats_server(module_server: NatsServer) -> NatsServer:
     """A broker of this module's own, on a port that stays when it is restarted."""
-    server = NatsServer(tmp_path_factory.mktemp("nats"))
-    asyncio.run(server.start())
-    yield server
-    asyncio.run(server.stop())
+    return module_server
 
 
 class Batches:

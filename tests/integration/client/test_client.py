@@ -108,9 +108,9 @@ def rendered(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     found: list[bytes] = []
     render = FakeRenderer.render
 
-    async def noted(self: FakeRenderer, endpoint: Any, body: bytes) -> Rendered:
+    async def noted(self: FakeRenderer, endpoint: Any, body: bytes, *args: Any) -> Rendered:
         found.append(body)
-        return await render(self, endpoint, body)
+        return await render(self, endpoint, body, *args)
 
     monkeypatch.setattr(FakeRenderer, "render", noted)
     return found

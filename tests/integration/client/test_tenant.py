@@ -24,16 +24,14 @@ from headrace.shared.settings import BrokerSettings, Settings
 from headrace.shared.subjects import Lane
 from headrace.shared.submission import Submission
 
+from ...conftest import Serve
 from ..broker import deployed
 
 
 @pytest_asyncio.fixture
-async def server(tmp_path: Path) -> AsyncIterator[NatsServer]:
+async def server(serve: Serve, tmp_path: Path) -> NatsServer:
     text = deployed.turned_on(deployed.CONFIG.read_text(), "acme")
-    server = deployed.server(tmp_path, text, {"HEADRACE_ACME_PASSWORD": "pw-acme"})
-    await server.start()
-    yield server
-    server.kill()
+    return await serve(deployed.server(tmp_path, text, {"HEADRACE_ACME_PASSWORD": "pw-acme"}))
 
 
 @pytest_asyncio.fixture

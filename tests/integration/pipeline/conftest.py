@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,8 @@ from headrace.shared.nats_server import NatsServer
 from headrace.shared.settings import EngineKind, Settings
 from headrace.shared.subjects import Role
 from headrace.shared.workers import WorkerTable
+
+from ...ports import free_port
 
 RUN: dict[Role, Callable[..., Awaitable[None]]] = {
     Role.RENDER: render.run,
@@ -139,23 +141,21 @@ def held(engines: Engines) -> Iterator[Engines]:
 
 @pytest.fixture
 def settings(nats_server: NatsServer, slug: str) -> Settings:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     return settings_module.load(
         env={},
         overrides={
             "model": {"served_name": slug},
             "broker": {"url": nats_server.url},
-            "gateway": {"port": port},
+            "gateway": {"port": free_port()},
             "decode": {"local_prefill_threshold": 0},
             "fake": {"step_s": 0.0, "prefill_s_per_1k": 0.0},
         },
     )
 
 
-@pytest.fixture
-async def pipeline(settings: Settings) -> AsyncIterator[Pipeline]:
+@asynccontextmanager
+async def piped(settings: Settings) -> AsyncIterator[Pipeline]:
+    """A pipeline whose services are ended with the block."""
     broker = await Broker.connect(settings.broker, role="test", name="pipeline")
     table = WorkerTable(broker)
     await table.start()
@@ -165,6 +165,12 @@ async def pipeline(settings: Settings) -> AsyncIterator[Pipeline]:
         await service.kill()
     await table.stop()
     await broker.close()
+
+
+@pytest.fixture
+async def pipeline(settings: Settings) -> AsyncIterator[Pipeline]:
+    async with piped(settings) as pipeline:
+        yield pipeline
 
 
 @pytest.fixture

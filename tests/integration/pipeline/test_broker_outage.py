@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import httpx
 import msgspec
 import pytest
-import pytest_asyncio
 
 from headrace.shared.nats_server import NatsServer
 from headrace.shared.settings import Settings
@@ -26,13 +23,10 @@ WATCHDOG_S = 120.0
 REQUEST_TIMEOUT_S = 5.0
 
 
-@pytest_asyncio.fixture
-async def nats_server(tmp_path: Path) -> AsyncIterator[NatsServer]:
+@pytest.fixture
+def nats_server(own_server: NatsServer) -> NatsServer:
     """A server of this test's own, in place of the session's."""
-    server = NatsServer(tmp_path / "nats")
-    await server.start()
-    yield server
-    server.kill()
+    return own_server
 
 
 async def ask(client: httpx.AsyncClient, model: str, prompt: str) -> httpx.Response:

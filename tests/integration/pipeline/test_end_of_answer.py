@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import pytest_asyncio
 
 from headrace.shared.answer import Answer
 from headrace.shared.broker import Received
@@ -24,13 +21,10 @@ from .test_flow import events, expected_text
 WATCHDOG_S = 60.0
 
 
-@pytest_asyncio.fixture
-async def nats_server(tmp_path: Path) -> AsyncIterator[NatsServer]:
+@pytest.fixture
+def nats_server(own_server: NatsServer) -> NatsServer:
     """A server of this test's own, in place of the session's."""
-    server = NatsServer(tmp_path / "nats")
-    await server.start()
-    yield server
-    server.kill()
+    return own_server
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import httpx
 import msgspec
 import pytest
 
+from headrace.engine.fake_engine import FakeDecodeEngine
 from headrace.engine.fake_text import expected_output, expected_prompt_logprobs
 from headrace.shared import token_ids
 from headrace.shared.prompt_logprobs import unpack_logprobs
@@ -94,6 +95,32 @@ async def test_without_a_prefill_worker_decode_prefills_itself(
         "/v1/completions", json={"model": model, "prompt": "alone", "max_tokens": 50}
     )
     assert answer.json()["choices"][0]["text"] == expected_text("alone", 50)
+
+
+async def test_a_colocated_engine_needs_no_prefill_worker_and_asks_none_that_is_there(
+    pipeline: Pipeline, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    greeted: list[Any] = []
+
+    async def shake_hands(self: Any, params: Any) -> None:
+        greeted.append(params)
+
+    monkeypatch.setattr(FakeDecodeEngine, "warm_handshake", shake_hands)
+    plain = msgspec.structs.replace(pipeline.settings.decode, colocated=True)
+    pipeline.settings = msgspec.structs.replace(pipeline.settings, decode=plain)
+    await pipeline.start(Role.PREFILL)
+    await pipeline.start(Role.GATEWAY, Role.RENDER, Role.DECODE, Role.DERENDER)
+    model = pipeline.settings.model.served_name
+    answer = await client.post(
+        "/v1/completions", json={"model": model, "prompt": "all by itself", "max_tokens": 50}
+    )
+    assert answer.json()["choices"][0]["text"] == expected_text("all by itself", 50)
+    record = (await client.get(f"/requests/{answer.headers['x-request-id']}")).json()
+    assert record["timings"]["prefill_mode"] == "local"
+    assert (await client.get("/ready")).json()["models"][model]["prefill"] == "colocated"
+    (shown,) = [w for w in (await client.get("/workers")).json()["data"] if w["role"] == "decode"]
+    assert shown["is_colocated"]
+    assert greeted == []
 
 
 async def test_n_choices_move_the_kv_once(pipeline: Pipeline, client: httpx.AsyncClient) -> None:

@@ -8,7 +8,6 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,16 +17,15 @@ import pytest
 from headrace.render.renderer_fake import FakeRenderer
 from headrace.shared import subjects, wire
 from headrace.shared import worker as worker_module
-from headrace.shared.broker import Broker, Delivery, Received, WorkQueue
+from headrace.shared.broker import Delivery, Received, WorkQueue
 from headrace.shared.messages import Chunk, DeadLetter, Job, Prompt, Takeover, Terminal
 from headrace.shared.nats_server import NatsServer
 from headrace.shared.readers import Readers
 from headrace.shared.settings import Settings
 from headrace.shared.subjects import Lane, Role
 from headrace.shared.worker import MAX_DELIVERIES
-from headrace.shared.workers import WorkerTable
 
-from .conftest import STAGES, Engines, Pipeline
+from .conftest import STAGES, Engines, Pipeline, piped
 from .test_flow import expected_text
 
 NUM_SLOTS = 2
@@ -242,22 +240,11 @@ async def test_work_past_its_deadline_ends_expired_in_its_result_whoever_finds_i
 
 
 @pytest.fixture
-async def small(settings: Settings, tmp_path: Path) -> AsyncIterator[Pipeline]:
+async def small(settings: Settings, own_server: NatsServer) -> AsyncIterator[Pipeline]:
     """A pipeline on a broker of its own, that holds four messages a tenant, model and lane."""
-    server = NatsServer(tmp_path / "nats")
-    await server.start()
-    limits = msgspec.structs.replace(settings.broker, url=server.url, max_queued_per_subject=4)
-    settings = msgspec.structs.replace(settings, broker=limits)
-    broker = await Broker.connect(settings.broker, role="test", name="pipeline")
-    table = WorkerTable(broker)
-    await table.start()
-    pipeline = Pipeline(settings, broker, table)
-    yield pipeline
-    for service in reversed(pipeline.services):
-        await service.kill()
-    await table.stop()
-    await broker.close()
-    server.kill()
+    limits = msgspec.structs.replace(settings.broker, url=own_server.url, max_queued_per_subject=4)
+    async with piped(msgspec.structs.replace(settings, broker=limits)) as pipeline:
+        yield pipeline
 
 
 async def test_a_tenant_that_floods_a_lane_is_refused_at_once_and_no_other_is(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Callable
 
 import httpx
@@ -19,17 +18,11 @@ from headrace.shared.settings import Settings
 from headrace.shared.subjects import Lane, Role
 from headrace.shared.worker import joined
 
+from ...ports import free_port
 from .conftest import STAGES, Engines, Pipeline
 
 WATCHDOG_S = 30
 Scrape = dict[tuple[str, frozenset[tuple[str, str]]], float]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def with_metrics(settings: Settings, port: int) -> Settings:
@@ -105,7 +98,8 @@ async def test_each_service_counts_what_it_does(
     assert by("headrace_http_refused_requests_total", code="404", error="model_not_found") == 1
     for name in ("remote_prefills", "handoffs_issued", "handoffs_used"):
         assert by(f"headrace_{name}_total") == 2, name
-    assert by("headrace_kv_transfer_seconds_count") == 2
+    for part in ("post", "wire", "notice"):
+        assert by("headrace_kv_transfer_seconds_count", part=part) == 2
     assert by("headrace_kv_transfer_bytes_total") > 0
     assert by("headrace_prefill_wasted_tokens_total", reason="not_pulled") == 0
 
@@ -142,7 +136,9 @@ async def test_queues_are_shown_with_their_depth_and_age(pipeline: Pipeline) -> 
         await submitter.submit({"model": model, "prompt": "x"}, endpoint="completions")
         looked = asyncio.Queue[None]()
         watching = asyncio.create_task(
-            queue_gauges.watch(pipeline.broker, 0.05, on_look=lambda: looked.put_nowait(None))
+            queue_gauges.watch(
+                pipeline.broker, pipeline.table, 0.05, on_look=lambda: looked.put_nowait(None)
+            )
         )
         async with asyncio.timeout(WATCHDOG_S):
             while True:

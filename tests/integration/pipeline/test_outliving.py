@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest_asyncio
+import pytest
 
 from headrace.shared.nats_server import NatsServer
 from headrace.shared.subjects import Role
@@ -19,13 +17,10 @@ from .test_flow import expected_text
 WATCHDOG_S = 120.0
 
 
-@pytest_asyncio.fixture
-async def nats_server(tmp_path: Path) -> AsyncIterator[NatsServer]:
+@pytest.fixture
+def nats_server(own_server: NatsServer) -> NatsServer:
     """A server of this test's own, in place of the session's."""
-    server = NatsServer(tmp_path / "nats")
-    await server.start()
-    yield server
-    server.kill()
+    return own_server
 
 
 async def until(client: httpx.AsyncClient, path: str, *statuses: str) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import socket
 from typing import Any
 
 import httpx
@@ -14,6 +13,7 @@ import msgspec
 from headrace.shared.settings import Settings
 from headrace.shared.subjects import Role
 
+from ...ports import free_port
 from .conftest import STAGES, Pipeline
 from .test_flow import expected_text
 
@@ -69,10 +69,7 @@ def text_of(content: str, *, streamed: bool) -> str:
 
 def with_port(settings: Settings) -> Settings:
     """Return settings of a gateway on a free port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    gateway = msgspec.structs.replace(settings.gateway, port=port)
+    gateway = msgspec.structs.replace(settings.gateway, port=free_port())
     return msgspec.structs.replace(settings, gateway=gateway)
 
 

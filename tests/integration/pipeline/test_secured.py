@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from headrace.shared.nats_server import NatsServer
 from headrace.shared.settings import Settings
 from headrace.shared.subjects import Lane, Role
 
+from ...conftest import Serve
 from ..broker import deployed
 from .conftest import STAGES, Engines, Pipeline
 from .test_flow import expected_text
@@ -34,12 +35,9 @@ LONG = {"max_tokens": 2_000, "ignore_eos": True}
 
 
 @pytest_asyncio.fixture
-async def nats_server(tmp_path: Path) -> AsyncIterator[NatsServer]:
+async def nats_server(serve: Serve, tmp_path: Path) -> NatsServer:
     """A server with the deployment's users."""
-    server = deployed.server(tmp_path, deployed.CONFIG.read_text())
-    await server.start()
-    yield server
-    server.kill()
+    return await serve(deployed.server(tmp_path, deployed.CONFIG.read_text()))
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -25,12 +24,9 @@ from .test_faults import completion, pool_of
 
 
 @pytest.fixture(scope="module")
-def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+def nats_server(module_server: NatsServer) -> NatsServer:
     """A broker of this module's own: what other tests left behind has run for longer, and would be shown instead."""
-    server = NatsServer(tmp_path_factory.mktemp("nats"))
-    asyncio.run(server.start())
-    yield server
-    asyncio.run(server.stop())
+    return module_server
 
 
 async def shown(pipeline: Pipeline, broker: Broker | None = None) -> Frame:

@@ -135,6 +135,17 @@ async def test_a_request_is_one_trace_whose_spans_explain_its_time(
         spans.KV_TRANSFER: timings.kv_transfer_s,
     }.items():
         assert seconds(named[name]) == pytest.approx(expected, abs=1e-3), name
+    # And the timings explain the time to the first token: each was measured, none is what the others leave over.
+    measured = (
+        timings.render_queue_s,
+        timings.render_s,
+        timings.decode_queue_s,
+        timings.prefill_wait_s,
+        timings.first_step_s,
+    )
+    assert None not in measured
+    total = sum(part or 0.0 for part in measured)
+    assert 0.95 * (timings.first_token_s or 0.0) <= total <= (timings.first_token_s or 0.0) + 1e-3
     (first_token,) = named[spans.DECODE].events
     assert first_token.timestamp / 1e9 - record["accepted"] == pytest.approx(
         timings.first_token_s, abs=1e-3
@@ -142,6 +153,9 @@ async def test_a_request_is_one_trace_whose_spans_explain_its_time(
     attributes = named[spans.KV_TRANSFER].attributes or {}
     assert attributes[spans.KV_BYTES] == timings.kv_transfer_bytes
     assert attributes[spans.KV_DESCRIPTORS] == 2  # 200 token IDs, 128 a block
+    post, wire, notice = (attributes[spans.KV_PART_MS + p] for p in ("post", "wire", "notice"))
+    assert (post, notice) == (0.0, 0.0)
+    assert wire == attributes[spans.KV_MS]
 
     # In this order, they explain where the time went; derender works beside decode.
     order = ["queue req", spans.RENDER, "queue job", spans.PREFILL_WAIT, spans.DECODE]

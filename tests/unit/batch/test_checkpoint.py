@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
 
 import pytest
 
@@ -12,55 +11,15 @@ from headrace.batch.checkpoint import Checkpoint
 from headrace.batch.part_log import LINES
 from headrace.batch.results import Outcome, of_code
 from headrace.shared.batches import BatchCounts, BatchUsage
-from headrace.shared.errors import BrokerError, ConflictError
-from headrace.shared.files import Part
+
+from ..memory_files import MemoryFiles
 
 WITHIN_S = 60  # only when all is lost
 
 
-class Store:
-    """Parts in memory; as long as it is away, nothing is stored."""
-
-    part_bytes = 100
-    max_part_bytes = 1_000
-
-    def __init__(self) -> None:
-        self.files: dict[str, list[Part]] = {}
-        self.is_away = False
-        self.changed = asyncio.Event()
-
-    async def append_part(
-        self,
-        tenant: str,
-        file_id: str,
-        number: int,
-        data: bytes,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        self.changed.set()
-        if self.is_away:
-            raise BrokerError("away")
-        parts = self.files.setdefault(file_id, [])
-        if len(parts) != number:
-            raise ConflictError("taken")
-        parts.append(Part(number, data, headers or {}))
-
-    async def parts(
-        self, tenant: str, file_id: str, *, start: int = 0, num_parts: int | None = None
-    ) -> AsyncIterator[Part]:
-        for part in self.files.get(file_id, [])[start:]:
-            yield part
-
-    async def delete(self, tenant: str, file_id: str) -> None:
-        self.files.pop(file_id, None)
-
-    async def ids(self) -> list[tuple[str, str]]:
-        return []
-
-
 @pytest.fixture
-def store() -> Store:
-    return Store()
+def store() -> MemoryFiles:
+    return MemoryFiles()
 
 
 def answer(num_bytes: int = 40) -> Outcome:
@@ -77,7 +36,7 @@ async def stored(checkpoint: Checkpoint) -> None:
 
 
 async def test_results_become_parts_of_whole_lines_and_a_long_one_a_part_of_its_own(
-    store: Store,
+    store: MemoryFiles,
 ) -> None:
     checkpoint = Checkpoint(store, "t", "batch_1", 1)
     for line, num_bytes in enumerate((40, 40, 40, 300), start=1):
@@ -88,7 +47,7 @@ async def test_results_become_parts_of_whole_lines_and_a_long_one_a_part_of_its_
     assert [len(part.data) for part in parts] == [80, 40, 300]
 
 
-async def test_a_line_keeps_its_first_result(store: Store) -> None:
+async def test_a_line_keeps_its_first_result(store: MemoryFiles) -> None:
     checkpoint = Checkpoint(store, "t", "batch_1", 1)
     checkpoint.add(1, answer())
     checkpoint.add(1, of_code("r", "a", "batch_expired"))
@@ -97,7 +56,9 @@ async def test_a_line_keeps_its_first_result(store: Store) -> None:
     assert "file-1-error" not in store.files
 
 
-async def test_a_later_owner_knows_what_is_stored_and_why_lines_were_not_run(store: Store) -> None:
+async def test_a_later_owner_knows_what_is_stored_and_why_lines_were_not_run(
+    store: MemoryFiles,
+) -> None:
     first = Checkpoint(store, "t", "batch_1", 1)
     first.add(1, answer())
     first.add(2, of_code("r", "a", "batch_expired"))
@@ -110,7 +71,7 @@ async def test_a_later_owner_knows_what_is_stored_and_why_lines_were_not_run(sto
 
 
 async def test_what_is_held_is_bounded_while_the_store_is_away(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: MemoryFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoints, "MAX_HELD_BYTES", 100)
     monkeypatch.setattr(checkpoints, "HELD_S", 0.0)
@@ -121,7 +82,7 @@ async def test_what_is_held_is_bounded_while_the_store_is_away(
         checkpoint.add(line, answer())
     room = asyncio.create_task(checkpoint.room())
     async with asyncio.timeout(WITHIN_S):
-        await store.changed.wait()
+        await store.asked.wait()
         assert not room.done()
         store.is_away = False
         await room
