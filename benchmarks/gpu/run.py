@@ -1,14 +1,18 @@
-"""Prefill and decode on GPUs: the engines alone, and the whole of headrace around them, under the same load.
+"""Prefill and decode on GPUs beside replicas, the engines alone and the whole of headrace, under the same loads.
 
     export PYTHONPATH=/tmp/site:shared:services/gateway:services/render:services/prefill:services/decode
     export PYTHONPATH=$PYTHONPATH:services/derender:services/batch:cli:client PATH=/tmp/site/bin:$PATH
     export VLLM_USE_FLASHINFER_SAMPLER=0
-    python benchmarks/gpu/run.py --model FOLDER --gpus 0 --rates 1,2,3 --out result.json
+    python benchmarks/gpu/run.py --model FOLDER --gpus 0,1 --out result.json
 
 FOLDER holds a model's configuration and tokenizer; the weights are random (`--load-format dummy`), which costs
-the same time. With one GPU prefill and decode share it; with two, prefill has the first. Both cases have one NIXL
-connector, one set of engine arguments, one list of prompts and one list of sending times. The engines alone are
-two vLLM engines in this process, and no HTTP: a request's TTFT there ends when decode has its first token ID.
+the same time. Every case has two engines; with one GPU they share it, with two each has its own. All cases have the
+same engine arguments, prompts and sending times. `--cases` and `--loads` name some of them; what is in the file of
+`--out` already stays there, so that several calls make one result. `report.py` makes a table and plots of it.
+
+Engines alone (`engines`, `bare-replicas`) are in this process, and have no HTTP: TTFT there ends when the engine has
+the first token ID. `headrace` is one prefill and one decode worker; `replicas` is `headrace up --colocated 2`, and
+`replicas-512` the same with `max_num_batched_tokens` of 512.
 """
 
 from __future__ import annotations
@@ -17,204 +21,126 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from headrace.cli.bench import load
-from headrace.cli.bench.measures import Measured, goodput_limits, summary
-from headrace.cli.bench.prompts import Ask, random_asks
-from headrace.cli.bench.run import Load, measure
-from headrace.shared.settings import DecodeSettings, ModelSettings, PrefillSettings, Settings
+import loads
+from engines import Send, engine_arguments, on_gpu, prefill_and_decode, replicas
+from stack import headrace
 
-READY_TIMEOUT_S = 240.0
-VOCAB_SIZE = 40_000
+from headrace.cli.bench.compare.points import point
+from headrace.cli.bench.load import open_loop
+from headrace.cli.bench.measures import Measured, goodput, goodput_limits, percentile
+
+__all__ = ["engine_arguments", "on_gpu"]
+
 GOODPUT = "ttft:2000 tpot:30"
+TIGHT_GOODPUT = "ttft:500 itl:15"
+CASES = ["engines", "headrace", "bare-replicas", "replicas", "replicas-512", "replicas-2048"]
 
 
-def engine_arguments(options: argparse.Namespace) -> dict[str, Any]:
-    """Return what both cases start every engine with."""
-    given: dict[str, Any] = {
-        "gpu_memory_utilization": options.memory,
-        "kv_cache_memory_bytes": options.kv_gib * 2**30,
-        "enable_prefix_caching": False,
-        "max_num_batched_tokens": options.batched_tokens,
-    }
-    if options.dummy:
-        given |= {
-            "load_format": "dummy",
-            "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
-        }
-    return given
+def case(
+    name: str, options: argparse.Namespace, arguments: dict[str, Any]
+) -> contextlib.AbstractAsyncContextManager[Send]:
+    """Return what starts a case. Raises: ValueError for a name that there is not."""
+    chunk = chunk_of(name)
+    if name == "engines":
+        return prefill_and_decode(options, arguments)
+    if name == "headrace":
+        return headrace(options, arguments)
+    if name == "bare-replicas":
+        return replicas(options, arguments)
+    if name == "replicas":
+        return headrace(options, arguments, num_colocated=2)
+    if chunk:
+        tuned = {**arguments, "max_num_batched_tokens": chunk}
+        return headrace(options, tuned, num_colocated=2)
+    raise ValueError(f"there is no case {name}, but {', '.join(CASES)}")
 
 
-@contextlib.contextmanager
-def on_gpu(gpu: str) -> Iterator[None]:
-    """Let what is started see one GPU."""
-    old = os.environ.get("CUDA_VISIBLE_DEVICES")
-    os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-    try:
-        yield
-    finally:
-        os.environ.pop("CUDA_VISIBLE_DEVICES")
-        if old is not None:
-            os.environ["CUDA_VISIBLE_DEVICES"] = old
+def chunk_of(name: str) -> int:
+    """Return the `max_num_batched_tokens` that a case names; 0: none."""
+    kind, _, chunk = name.partition("replicas-")
+    return int(chunk) if not kind and chunk.isdigit() else 0
 
 
-async def engines_alone(options: argparse.Namespace, asks: list[Ask]) -> list[dict[str, Any]]:
-    """Return a summary a rate, of two engines and nothing else."""
-    import msgspec
-    from vllm import SamplingParams
-
-    from headrace.engine.vllm_engine import VllmDecodeEngine, VllmPrefillEngine
-
-    settings = Settings(
-        model=ModelSettings(
-            name=options.model, block_size=options.block, max_model_len=options.max_len
-        ),
-        prefill=PrefillSettings(engine=engine_arguments(options)),
-        decode=DecodeSettings(engine=engine_arguments(options)),
-    )
-    prefill, decode = VllmPrefillEngine(settings), VllmDecodeEngine(settings)
-    given = SamplingParams(max_tokens=options.output_len, ignore_eos=True, temperature=0.0)
-    params = msgspec.msgpack.encode(given)
-    try:
-        with on_gpu(options.gpus[0]):
-            await prefill.start()
-        with on_gpu(options.gpus[-1]):
-            await decode.start()
-        first = await prefill.prefill("warm", [1], cache_salt=None, priority=0)
-        await decode.warm_handshake(first.kv_transfer_params)
-        names = iter(range(10**9))
-
-        async def send(ask: Ask) -> Measured:
-            name, token_ids = str(next(names)), ask.turns[0]
-            one = Measured(start=time.perf_counter(), num_prompt_token_ids=len(token_ids))
-            result = await prefill.prefill(f"p{name}", token_ids, cache_salt=None, priority=0)
-            done = last = time.perf_counter()
-            outputs = decode.generate(
-                f"d{name}",
-                token_ids,
-                params,
-                kv_transfer_params=result.kv_transfer_params,
-                cache_salt=None,
-                priority=0,
-            )
-            async for output in outputs:
-                now = time.perf_counter()
-                if one.ttft_s is None:
-                    one.ttft_s = now - one.start
-                    one.stages = {
-                        "prefill_s": done - one.start,
-                        "gap_s": now - done,
-                        "kv_transfer_s": output.kv_transfer_s,
-                        "kv_transfer_bytes": output.kv_transfer_bytes,
-                    }
-                elif output.token_ids:
-                    one.itls_s.append(now - last)
-                last = now
-                one.num_output_token_ids += len(output.token_ids)
-                if output.finish_reason == "error":
-                    one.error = "the pull failed"
-            one.e2e_s = last - one.start
-            return one
-
-        for ask in asks[: options.warmup]:
-            await send(ask)
-        found = []
-        for rate, times in schedules(options):
-            measured = await load.open_loop(asks[: len(times)], times, send)
-            found.append({"rate": rate, **summary(measured, goodput_limits(GOODPUT))})
-            tell("engines alone", found[-1])
-        return found
-    finally:
-        await asyncio.gather(prefill.shutdown(), decode.shutdown())
+def loads_of(name: str, options: argparse.Namespace) -> list[str]:
+    """Return the loads of a case: which chunk is best, the first one alone tells, unless some are asked for."""
+    if options.loads:
+        wanted: list[str] = options.loads
+        return wanted
+    return [next(iter(loads.LOADS))] if chunk_of(name) else list(loads.LOADS)
 
 
-async def with_headrace(options: argparse.Namespace, asks: list[Ask]) -> list[dict[str, Any]]:
-    """Return a summary a rate, of the stack that `headrace up` starts."""
-    found = []
-    async with stack(options) as url:
-        for rate, times in schedules(options):
-            given = Load(
-                asks=asks[: len(times)],
-                rate=rate,
-                seed=options.seed,
-                warmup=options.warmup,
-                limits_ms=goodput_limits(GOODPUT),
-            )
-            found.append({"rate": rate, **await measure(url, given)})
-            tell("headrace", found[-1])
+async def measure(
+    name: str, options: argparse.Namespace, arguments: dict[str, Any]
+) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+    """Yield load and result of each rate of a case."""
+    async with case(name, options, arguments) as send:
+        for load_name in loads_of(name, options):
+            load = loads.LOADS[load_name].shrunk(options.shrink)
+            for ask in loads.warmup(load, options.warmup, options.seed):
+                await send(ask)
+            for schedule in loads.schedules(
+                load, rates=options.rates, seconds=options.seconds, seed=options.seed
+            ):
+                held = await open_loop(schedule.asks, schedule.times, send)
+                sides: tuple[list[Measured], list[Measured]] = ([], [])
+                for turns, is_intruder in zip(held, schedule.is_intruder, strict=True):
+                    sides[is_intruder].extend(turns)
+                yield load_name, result(schedule.rate, *sides)
+
+
+def result(rate: float, own: list[Measured], intruders: list[Measured]) -> dict[str, Any]:
+    """Return what is kept of a rate: the summary, each request, and the intruders apart."""
+    found = point(rate, own, goodput_limits(GOODPUT))
+    tight = goodput_limits(TIGHT_GOODPUT)
+    found["tight_goodput"] = goodput(own, tight, found["duration_s"])
+    found["requests"] = [row(one) for one in own]
+    if intruders:
+        found["intruders"] = point(rate, intruders, goodput_limits(GOODPUT))
     return found
 
 
-@contextlib.asynccontextmanager
-async def stack(options: argparse.Namespace) -> AsyncIterator[str]:
-    """Give the address of a running stack; it is ended with its process group.
+def row(one: Measured) -> dict[str, Any]:
+    """Return one request; times in ms."""
 
-    Raises: RuntimeError when it does not get ready.
-    """
-    arguments = json.dumps(engine_arguments(options))
-    settings = {
-        "up.batch": "0",
-        "gateway.port": "0",
-        "model.name": options.model,
-        "model.block_size": str(options.block),
-        "model.max_model_len": str(options.max_len),
-        "prefill.engine": arguments,
-        "decode.engine": arguments,
-        "decode.local_prefill_threshold": "0",
-        "decode.slots": "64",
-        "up.ready_timeout_s": str(READY_TIMEOUT_S),
+    def ms(value: float | None) -> float | None:
+        return None if value is None else round(value * 1e3, 2)
+
+    times = asdict(one)
+    return {
+        "start_s": round(one.start, 4),
+        "ttft_ms": ms(one.ttft_s),
+        "itl_p50_ms": ms(percentile(one.itls_s, 50)) if one.itls_s else None,
+        "itl_p99_ms": ms(one.itl_p99_s),
+        "itl_max_ms": ms(max(one.itls_s, default=None)),
+        "e2e_ms": ms(one.e2e_s),
+        **{name: times[name] for name in ("num_prompt_token_ids", "num_output_token_ids")},
+        "error": one.error,
+        "stages": one.stages,
     }
-    flags = [flag for key, value in settings.items() for flag in ("--set", f"{key}={value}")]
-    command = [sys.executable, "-m", "headrace.cli.main", "up", *flags]
-    env = os.environ | {"CUDA_VISIBLE_DEVICES": ",".join(options.gpus)}
-    process = await asyncio.create_subprocess_exec(
-        *command, env=env, stdout=subprocess.PIPE, start_new_session=True
-    )
-    assert process.stdout is not None
-    try:
-        async with asyncio.timeout(READY_TIMEOUT_S + 30):
-            line = (await process.stdout.readline()).decode()
-        if not line.startswith("ready "):
-            raise RuntimeError(f"the stack did not get ready: {line!r}")
-        yield line.split()[1]
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGTERM)
-        try:
-            await asyncio.wait_for(process.wait(), 60)
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
 
 
-def schedules(options: argparse.Namespace) -> Iterator[tuple[float, list[float]]]:
-    """Yield each rate with the sending times of its requests: `seconds` long, the same in each case."""
-    for rate in options.rates:
-        num = max(1, round(rate * options.seconds))
-        yield rate, load.arrivals(num, rate, options.seed)
-
-
-def tell(case: str, found: dict[str, Any]) -> None:
+def tell(where: str, found: dict[str, Any]) -> None:
     """Print a line of what was found."""
     ttft, itl = found["ttft_ms"] or {}, found["itl_ms"] or {}
     stages = {
-        k: v["p50"] if isinstance(v, dict) and "p50" in v else v
-        for k, v in found.get("stages", {}).items()
-        if v
+        name: value["p50"] if isinstance(value, dict) and "p50" in value else value
+        for name, value in found.get("stages", {}).items()
+        if value
     }
     print(
-        f"{case}: rate {found['rate']:g}, {found['num_requests']} requests, {found['num_errors']} errors, "
+        f"{where}: rate {found['rate']:g}, {found['num_requests']} requests, {found['num_errors']} errors, "
         f"TTFT p50 {ttft.get('p50')} p99 {ttft.get('p99')}, ITL p50 {itl.get('p50')} p99 {itl.get('p99')} "
-        f"max {itl.get('max')} ms {found['errors'] or ''} {stages}",
+        f"max {itl.get('max')} ms, good {found['goodput']['share']:.0%}, tight "
+        f"{found['tight_goodput']['share']:.0%} {found['errors'] or ''} {stages}",
         flush=True,
     )
 
@@ -237,48 +163,63 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     add = parser.add_argument
     add("--model", required=True, help="folder with config.json and the tokenizer")
-    add("--gpus", type=lambda text: text.split(","), default=["0"], help="prefill's first (0)")
-    add("--rates", type=lambda t: [float(r) for r in t.split(",")], default=[1.0, 2.0, 3.0])
-    add("--seconds", type=float, default=30.0, help="how long requests are sent, a rate (30)")
-    add("--cases", type=lambda text: text.split(","), default=["engines", "headrace"])
-    add("--input-len", type=int, default=8192)
-    add("--output-len", type=int, default=256)
+    add("--gpus", type=names, default=["0"], help="prefill's first (0)")
+    add(
+        "--rates",
+        type=lambda t: tuple(map(float, names(t))),
+        default=(),
+        help="instead of each load's own",
+    )
+    add("--seconds", type=float, default=20.0, help="how long requests are sent, a rate (20)")
+    add("--cases", type=names, default=CASES, help=f"of {','.join(CASES)}; any replicas-NUMBER")
+    add("--loads", type=names, default=[], help=f"of {','.join(loads.LOADS)} (all of them)")
     add("--block", type=int, default=128, help="token IDs a KV block (128)")
     add("--max-len", type=int, default=16_384)
     add("--memory", type=float, default=0.4, help="gpu_memory_utilization of each engine (0.4)")
     add("--kv-gib", type=int, default=24, help="KV cache of each engine (24)")
     add("--batched-tokens", type=int, default=8192, help="max_num_batched_tokens (8192)")
-    add("--warmup", type=int, default=2)
+    add("--warmup", type=int, default=4, help="conversations before each load (4)")
     add("--seed", type=int, default=0)
+    add("--shrink", type=int, default=1, help="divide all lengths: a try on a small machine (1)")
+    add("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="of the stacks")
     add("--real-weights", dest="dummy", action="store_false", help="load the model's own weights")
     add("--out", type=Path, required=True)
-    return parser.parse_args()
+    options = parser.parse_args()
+    if unknown := set(options.loads) - loads.LOADS.keys():
+        parser.error(f"there is no load {', '.join(unknown)}")
+    return options
 
 
-def main() -> None:
-    """Run the cases, and write what they gave after each one."""
+def names(text: str) -> list[str]:
+    """Return what stands between commas."""
+    return [name for name in text.split(",") if name]
+
+
+async def main() -> None:
+    """Run the cases, and write what they gave after each rate."""
     options = parse()
-    asks = random_asks(
-        max(options.warmup, *(round(rate * options.seconds) for rate in options.rates)),
-        num_input=options.input_len,
-        num_output=options.output_len,
-        vocab_size=VOCAB_SIZE,
-        num_turns=1,
-        seed=options.seed,
-    )
-    cases = {"engines": engines_alone, "headrace": with_headrace}
-    result: dict[str, Any] = {
-        "command": " ".join(sys.argv),
-        "versions": versions(),
-        "engine_arguments": engine_arguments(options),
-        "cases": {},
-    }
+    # only conversations meet their own prompts again
+    wanted = options.loads or loads.LOADS
+    is_caching = any(loads.LOADS[name].shape.num_turns > 1 for name in wanted)
+    arguments = engine_arguments(options, is_caching=is_caching)
+    kept: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
+    cases = kept.get("cases", {})
+    shared = len(set(options.gpus)) == 1
+    where = f"both engines of every case share GPU {options.gpus[0]}" if shared else "a GPU each"
+    print(where, flush=True)
+    this = {"command": " ".join(sys.argv), "engine_arguments": arguments, "gpus": where}
+    runs = [*kept.get("runs", []), this]
     for name in options.cases:
         begin = time.monotonic()
-        result["cases"][name] = asyncio.run(cases[name](options, asks))
+        found: dict[str, list[dict[str, Any]]] = {}
+        async for load_name, one in measure(name, options, arguments):
+            found.setdefault(load_name, []).append(one)
+            tell(f"{name}, {load_name}", one)
+            cases[name] = cases.get(name, {}) | found
+            text = json.dumps({"runs": runs, "versions": versions(), "cases": cases})
+            options.out.write_text(f"{text}\n", encoding="utf-8")
         print(f"{name}: {time.monotonic() - begin:.0f} s in all", flush=True)
-        options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    asyncio.run(main())

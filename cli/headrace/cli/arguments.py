@@ -33,6 +33,7 @@ FLAGS: dict[str, str] = {
 }
 #: of the commands that start a whole stack
 STACK_FLAGS: dict[str, str] = {
+    "--gateway": "up.gateway",
     "--render": "up.render",
     "--prefill": "up.prefill",
     "--decode": "up.decode",
@@ -59,6 +60,7 @@ HELP: dict[str, str] = {
     "gateway.host": "the address that the gateway listens on",
     "gateway.port": "the port that the gateway listens on; 0: any free one",
     "up.engine": "vllm, or fake: no model, for tests of load and faults",
+    "up.gateway": "how many gateway processes, which share the port",
     "up.render": "how many render processes",
     "up.prefill": "how many prefill processes",
     "up.decode": "how many decode processes",
@@ -67,6 +69,8 @@ HELP: dict[str, str] = {
     "up.nats_url": "a broker that runs already; without it, one is started",
     "broker.url": "the broker's address; several of a cluster with commas",
 }
+#: flag of several settings at once
+COLOCATED_FLAG = "--colocated"
 SWITCHES = ("--enable-auto-tool-choice", "--trust-remote-code")
 ENGINE_FLAGS: dict[str, tuple[str, ...]] = {
     "--prefill-arg": ("prefill",),
@@ -108,6 +112,16 @@ def add_settings(parser: argparse.ArgumentParser, more: Mapping[str, str]) -> No
     )
 
 
+def add_colocated(parser: argparse.ArgumentParser) -> None:
+    """Add the flag of a stack whose engines do prefill and decode both."""
+    parser.add_argument(
+        COLOCATED_FLAG,
+        metavar="NUMBER",
+        help="so many plain engines, each prefill and decode at once, instead of prefill and decode "
+        "(decode.colocated, up.decode)",
+    )
+
+
 def add_broker(parser: argparse.ArgumentParser) -> None:
     """Add what a command needs that only talks to a running stack's broker."""
     parser.set_defaults(flags=WORKER_FLAGS)
@@ -144,6 +158,11 @@ def read_flags(tables: dict[str, Any], options: argparse.Namespace) -> None:
         text = given[_attribute(flag)]
         if text is not None:
             put(tables, key, text)
+    if (num := given.get(_attribute(COLOCATED_FLAG))) is not None:
+        if given["prefill"] is not None or given["decode"] is not None:
+            raise SettingsError(f"{COLOCATED_FLAG} {num} is instead of --prefill and --decode")
+        put(tables, "decode.colocated", "true")
+        put(tables, "up.decode", num)
     for flag, roles in ENGINE_FLAGS.items():
         for assignment in given.get(_attribute(flag), ()):  # not every command starts an engine
             name, text = _split(flag, assignment, "NAME=VALUE")

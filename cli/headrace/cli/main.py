@@ -85,6 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
     for parser_of_action in batch_arguments.add_remote(actions):
         parser_of_action.set_defaults(run=_ask_gateway)
 
+    arguments.add_colocated(up)
     for command in (up, demo, serve):
         arguments.add_settings(
             command, arguments.WORKER_FLAGS if command is serve else arguments.STACK_FLAGS

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import json
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
+from headrace.cli.side_channel import DEFAULT_PORT
 from headrace.shared.errors import BrokerError, SettingsError
 from headrace.shared.nats_server import NatsServer
 from headrace.shared.settings import BrokerSettings
@@ -25,10 +28,14 @@ async def running(
 ) -> AsyncIterator[BrokerSettings]:
     """Give the settings with the address of a new broker; it is started again if it dies.
 
+    It listens on the port of `broker.url` where that is free here: every command and client asks there unless told
+    otherwise.
     Raises: SettingsError when another stack uses the store, BrokerError when it can't start.
     """
     with locked(store_dir):
-        server = NatsServer(store_dir, user=settings.user, password=settings.password)
+        server = NatsServer(
+            store_dir, port=_port_of(settings.url), user=settings.user, password=settings.password
+        )
         await server.start()
         keeping = asyncio.create_task(_keep(server, report))
         try:
@@ -37,6 +44,24 @@ async def running(
             keeping.cancel()
             await asyncio.gather(keeping, return_exceptions=True)
             await server.stop()
+
+
+def _port_of(url: str) -> int:
+    """Return the port of a broker's address on this machine; 0 where another process has it, or the host is another."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port or DEFAULT_PORT
+    except ValueError:  # several addresses, or none
+        return 0
+    if host not in ("127.0.0.1", "localhost"):
+        return 0
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as nats-server does
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return 0
+    return port
 
 
 @contextmanager

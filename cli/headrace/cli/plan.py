@@ -88,9 +88,9 @@ def workers(
     """
     up = settings.up
     nums = {
-        Role.GATEWAY: 1,
+        Role.GATEWAY: up.gateway,
         Role.RENDER: up.render,
-        Role.PREFILL: up.prefill,
+        Role.PREFILL: 0 if settings.decode.colocated else up.prefill,  # nobody would ask one
         Role.DECODE: up.decode,
         Role.DERENDER: up.derender,
         Role.BATCH: up.batch,

@@ -1,4 +1,4 @@
-"""Knows when a stage takes work: its workers' heartbeats, and for the gateway its own `/ready`."""
+"""Knows when a stage takes work: its workers' heartbeats, and for the gateway its own `/ready`, too."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ def _waiter(table: WorkerTable, slug: str, url: str) -> WaitReady:
     async def wait_ready(role: str, num: int) -> None:
         if role == Role.GATEWAY:
             await wait_http(f"{url}/ready")
+            await table.wait_for(lambda table: len(table.ready(Role.GATEWAY)) >= num)
         elif role == Role.BATCH:  # for every model
             await table.wait_for(lambda table: len(table.ready(Role.BATCH)) >= num)
         else:

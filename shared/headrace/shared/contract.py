@@ -239,12 +239,15 @@ def _kv(settings: Settings) -> dict[str, Any]:
 def _shared_engine_arguments(settings: Settings) -> dict[str, Any]:
     """Return the engine arguments that prefill and decode must have in common.
 
-    Raises: SettingsError naming one in which they differ: they would compute different KV caches.
+    Raises: SettingsError naming one in which they differ: they would compute different KV caches. Colocated
+    engines have no prefill beside them.
     """
     prefill, decode = (
         {key: value for key, value in engine.items() if key not in _LOCAL_ENGINE_KEYS}
         for engine in (settings.prefill.engine, settings.decode.engine)
     )
+    if settings.decode.colocated:
+        return decode
     for key in sorted(prefill.keys() | decode.keys()):
         if prefill.get(key) != decode.get(key):
             raise SettingsError(

@@ -55,6 +55,24 @@ def test_flags_set_the_stack() -> None:
     assert (counts.render, counts.prefill, counts.decode, counts.derender) == (2, 0, 3, 4)
 
 
+def test_colocated_is_a_number_of_plain_engines() -> None:
+    settings = up("--colocated", "3")
+    assert (settings.decode.colocated, settings.up.decode) == (True, 3)
+    assert not up("--decode", "3").decode.colocated
+
+
+@pytest.mark.parametrize("flag", ["--prefill", "--decode"])
+def test_colocated_engines_are_instead_of_prefill_and_decode(flag: str) -> None:
+    with pytest.raises(SettingsError, match="instead of --prefill and --decode"):
+        up("--colocated", "2", flag, "1")
+
+
+@pytest.mark.parametrize("num", ["0", "two"])
+def test_a_stack_of_no_colocated_engines_is_refused(num: str) -> None:
+    with pytest.raises(SettingsError, match=r"up\.decode"):
+        up("--colocated", num)
+
+
 def test_a_worker_is_told_its_broker() -> None:
     options = build_parser().parse_args(["serve", "decode", "--nats-url", "nats://n:4222"])
     assert arguments.load_settings(options).broker.url == "nats://n:4222"

@@ -45,12 +45,22 @@ def test_every_role_has_a_place_in_both_orders() -> None:
 
 
 def test_the_plan_has_as_many_processes_as_the_settings_say() -> None:
-    up = UpSettings(render=2, prefill=0, decode=3, derender=1)
+    up = UpSettings(gateway=2, render=2, prefill=0, decode=3, derender=1)
     names = [worker.name for worker in workers(Settings(up=up))]
     assert names == [
-        *("gateway-0", "render-0", "render-1"),
+        *("gateway-0", "gateway-1", "render-0", "render-1"),
         *("decode-0", "decode-1", "decode-2", "derender-0", "batch-0"),
     ]
+
+
+def test_colocated_engines_have_no_prefill_beside_them_and_gpus_of_their_own() -> None:
+    settings = Settings(
+        decode=DecodeSettings(colocated=True, engine={"tensor_parallel_size": 2}),
+        up=UpSettings(decode=2),
+    )
+    given = {w.name: w.env.get(gpus.VARIABLE) for w in workers(settings, visible_gpus=[*"0123"])}
+    assert not [name for name in given if name.startswith(Role.PREFILL)]
+    assert (given["decode-0"], given["decode-1"]) == ("0,1", "2,3")
 
 
 def test_a_worker_is_served_from_the_written_settings() -> None:

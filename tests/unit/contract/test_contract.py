@@ -133,6 +133,18 @@ def test_how_much_an_engine_takes_at_once_may_differ(model: Path) -> None:
     assert contract(settings, engine="vllm") == of(model)
 
 
+def test_a_colocated_engine_has_no_prefill_to_agree_with(model: Path) -> None:
+    def with_(**sections: object) -> str:
+        overrides = {"model": {"name": str(model)}, **sections}
+        return contract(load(env={}, overrides=overrides), engine="vllm")
+
+    engine = {"kv_cache_dtype": "fp8"}
+    with pytest.raises(SettingsError, match="kv_cache_dtype"):
+        with_(decode={"engine": engine})
+    plain = with_(decode={"engine": engine, "colocated": True})
+    assert plain == with_(decode={"engine": engine}, prefill={"engine": engine})
+
+
 def test_slots_and_ports_are_nobody_elses_business(model: Path) -> None:
     settings = load(env={}, overrides={"model": {"name": str(model)}, "decode": {"slots": 3}})
     assert contract(settings, engine="vllm") == of(model)

@@ -22,7 +22,7 @@ class Caller:
     ) -> None:
         """`reads_records`: ask the server for headrace's record of each request; `extra` goes into each body."""
         self._client = client
-        self._model = model
+        self.model = model
         self._reads_records = reads_records
         self._extra = extra
 
@@ -45,7 +45,7 @@ class Caller:
         if isinstance(said, list) and not is_chat:
             one.num_prompt_token_ids = len(said)
         body = {
-            "model": self._model,
+            "model": self.model,
             ("messages" if is_chat else "prompt"): said,
             "max_tokens": num_output,
             "stream": True,

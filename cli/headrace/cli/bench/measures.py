@@ -33,17 +33,24 @@ class Measured:
             return None
         return (self.e2e_s - self.ttft_s) / (self.num_output_token_ids - 1)
 
+    @property
+    def itl_p99_s(self) -> float | None:
+        """The longest waits between two chunks of this one answer; None for an answer in one chunk."""
+        return percentile(self.itls_s, 99) if self.itls_s else None
+
 
 def goodput_limits(text: str) -> dict[str, float]:
-    """Return the limits of `ttft:2000 tpot:30`, in ms.
+    """Return the limits of `ttft:2000 tpot:30`, in ms; `itl` is the p99 of each request's own.
 
     Raises: ValueError for a measure that there is not, or a limit that is no number.
     """
     limits: dict[str, float] = {}
     for part in text.replace(",", " ").split():
         name, _, limit = part.partition(":")
-        if name not in ("ttft", "tpot", "e2e"):
-            raise ValueError(f"{name!r} is no measure of goodput; there are ttft, tpot and e2e")
+        if name not in ("ttft", "tpot", "itl", "e2e"):
+            raise ValueError(
+                f"{name!r} is no measure of goodput; there are ttft, tpot, itl and e2e"
+            )
         limits[name] = float(limit)
     return limits
 
@@ -53,6 +60,8 @@ def is_good(one: Measured, limits_ms: dict[str, float]) -> bool:
     if one.error:
         return False
     times = {"ttft": one.ttft_s, "tpot": one.tpot_s, "e2e": one.e2e_s}
+    if "itl" in limits_ms:
+        times["itl"] = one.itl_p99_s
     return all((times[name] or 0.0) * 1e3 <= limit for name, limit in limits_ms.items())
 
 
@@ -98,15 +107,22 @@ def summary(all_: Sequence[Measured], limits_ms: dict[str, float]) -> dict[str, 
         "e2e_ms": distribution(one.e2e_s for one in answered),
     }
     if limits_ms:
-        good = sum(is_good(one, limits_ms) for one in all_)
-        found["goodput"] = {
-            "limits_ms": limits_ms,
-            "num_good": good,
-            "share": round(good / len(all_), 4) if all_ else None,
-            "requests_per_s": round(good / duration_s, 4),
-        }
+        found["goodput"] = goodput(all_, limits_ms, duration_s)
     stages = [one.stages for one in answered if one.stages]
     return found | ({"stages": stage_split(stages)} if stages else {})
+
+
+def goodput(
+    all_: Sequence[Measured], limits_ms: dict[str, float], duration_s: float
+) -> dict[str, Any]:
+    """Return how many requests were answered within the limits, of all and a second."""
+    good = sum(is_good(one, limits_ms) for one in all_)
+    return {
+        "limits_ms": limits_ms,
+        "num_good": good,
+        "share": round(good / len(all_), 4) if all_ else None,
+        "requests_per_s": round(good / duration_s, 4),
+    }
 
 
 def stage_split(records: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -10,8 +10,8 @@ import msgspec
 from headrace.shared import wire
 from headrace.shared.errors import WireError
 from headrace.shared.messages import Heartbeat, Job
-from headrace.shared.queue_look import STAGES, Queue
-from headrace.shared.subjects import Lane, Role, model_slug, pool
+from headrace.shared.queue_look import STAGES, Queue, tokens_of
+from headrace.shared.subjects import Lane, Role
 
 NUM_RUNNING = 10
 
@@ -37,6 +37,8 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
     """Decode: prompt token IDs that came over NIXL."""
     generated_token_ids_per_s: float | None = None
     """Decode: token IDs of answers."""
+    is_colocated: bool = False
+    """Decode: a plain engine, whose prompts are all its own."""
 
 
 class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +52,7 @@ class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
     num_waiting: int
     num_taken: int
     oldest_s: float | None
-    """How long the oldest one waits. None: none does, or this user may not know."""
+    """How long the oldest one waits. None: none does, or this user may not look and no worker tells."""
     taken_per_s: float | None
     """None: not known yet."""
 
@@ -143,6 +145,7 @@ def _worker_row(beat: Heartbeat, rates: Rates) -> WorkerRow:
         prefilled_per_s=prefilled if has_engine else None,
         pulled_token_ids_per_s=pulled if beat.role is Role.DECODE else None,
         generated_token_ids_per_s=generated if beat.role is Role.DECODE else None,
+        is_colocated=beat.is_colocated,
     )
 
 
@@ -154,7 +157,7 @@ def _queue_row(queue: Queue, now: float, rates: Rates) -> QueueRow:
         lane=queue.lane,
         num_waiting=info.num_waiting,
         num_taken=info.num_taken,
-        oldest_s=None if queue.oldest is None else max(0.0, now - queue.oldest.stored),
+        oldest_s=queue.oldest_s,
         taken_per_s=rates.of(info.filter_subject, info.num_deliveries, now),
     )
 
@@ -176,7 +179,7 @@ def _running(queue: Queue, now: float) -> Iterable[RunningRow]:
 
 def _shown(rows: list[QueueRow], beats: Sequence[Heartbeat]) -> list[QueueRow]:
     """Return the queues in the order of a request, without the empty ones that nobody serves."""
-    served = {(str(beat.role), token) for beat in beats for token in _tokens(beat)}
+    served = {(str(beat.role), token) for beat in beats for token in tokens_of(beat)}
     lanes = [str(lane) for lane in Lane]
 
     def order(row: QueueRow) -> tuple[int, str, int, str]:
@@ -188,8 +191,3 @@ def _shown(rows: list[QueueRow], beats: Sequence[Heartbeat]) -> list[QueueRow]:
         return is_lane or row.num_waiting > 0 or row.num_taken > 0
 
     return sorted((row for row in rows if is_shown(row)), key=order)
-
-
-def _tokens(beat: Heartbeat) -> tuple[str, str]:
-    slug = model_slug(beat.model)
-    return slug, pool(slug, beat.contract)

@@ -56,7 +56,7 @@ class Eye:
     def __init__(self, broker: Broker, table: WorkerTable) -> None:
         self._admin = broker.admin
         self._table = table
-        self._queues = QueueEye(broker, num_taken=NUM_RUNNING)
+        self._queues = QueueEye(broker, table, num_taken=NUM_RUNNING)
 
     async def look(self) -> Look:
         """Return what is to be seen now. Raises: BrokerError when the broker is away."""

@@ -32,8 +32,13 @@ def view(frame: Frame, trouble: str = "") -> Group:
 
 def _headline(frame: Frame) -> Text:
     remote = sum(w.num_prefilled or 0 for w in frame.workers if w.role == "prefill")
-    local = sum(w.num_prefilled or 0 for w in frame.workers if w.role == "decode")
-    running = sum(w.num_running for w in frame.workers if w.role == "decode")
+    decode = [w for w in frame.workers if w.role == "decode"]
+    local = sum(w.num_prefilled or 0 for w in decode if not w.is_colocated)
+    colocated = sum(w.num_prefilled or 0 for w in decode if w.is_colocated)
+    prefills = f"{remote} remote, {local} local"
+    if any(w.is_colocated for w in decode):
+        prefills += f", {colocated} colocated"
+    running = sum(w.num_running for w in decode)
     rates = [w.generated_token_ids_per_s for w in frame.workers]
     tokens = sum(rate for rate in rates if rate is not None)
     letters = "unknown" if frame.num_dead_letters is None else str(frame.num_dead_letters)
@@ -41,7 +46,7 @@ def _headline(frame: Frame) -> Text:
         f"headrace top  {datetime.fromtimestamp(frame.time):%H:%M:%S}   "
         f"workers {len(frame.workers)}   running {running}   "
         f"{tokens:,.0f} tokens/s   "
-        f"prefills {remote} remote, {local} local   dead letters {letters}"
+        f"prefills {prefills}   dead letters {letters}"
     )
 
 
@@ -58,7 +63,7 @@ def _workers(rows: Iterable[WorkerRow]) -> Table:
         if row.kv_blocks_total and row.kv_blocks_used is not None:
             kv = f"{100 * row.kv_blocks_used / row.kv_blocks_total:.0f}%"
         table.add_row(
-            _cell(row.instance),
+            _cell(f"{row.instance} colocated" if row.is_colocated else row.instance),
             _cell(row.model or None),
             Text(row.state, style=STATE_STYLES.get(row.state, "red")),
             _cell(row.num_running),

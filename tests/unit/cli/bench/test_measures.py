@@ -49,8 +49,17 @@ def test_goodput_counts_a_request_within_every_limit() -> None:
 
 
 def test_a_measure_that_there_is_not_is_refused() -> None:
-    with pytest.raises(ValueError, match="'itl' is no measure"):
-        goodput_limits("itl:3")
+    with pytest.raises(ValueError, match="'tbt' is no measure"):
+        goodput_limits("tbt:3")
+
+
+def test_goodput_can_limit_the_longest_waits_inside_each_answer() -> None:
+    stalled = answered()
+    stalled.itls_s[3] = 0.9
+    limits = goodput_limits("itl:110 tpot:110")
+    assert is_good(answered(), limits)
+    assert not is_good(stalled, limits)
+    assert is_good(Measured(start=0.0, ttft_s=0.1, num_output_token_ids=1), limits)
 
 
 def test_a_failed_request_counts_in_no_time_and_in_no_rate() -> None:

@@ -94,6 +94,13 @@ def test_workers_stand_in_the_order_of_a_request_with_what_each_has() -> None:
     assert gateway.slots == 0
 
 
+def test_what_a_colocated_engine_computes_is_no_prefill_that_another_should_have_done() -> None:
+    plain = beat(Role.DECODE, num_prefilled=4, is_colocated=True)
+    shown = text_of(frame(look(plain), Rates()))
+    assert "0 remote, 0 local, 4 colocated" in shown
+    assert "decode-1 colocated" in shown
+
+
 def test_rates_are_of_the_time_between_two_heartbeats_and_of_one_process() -> None:
     rates = Rates()
 
@@ -126,7 +133,7 @@ def test_queues_stand_in_the_order_of_a_request_and_of_the_lanes() -> None:
         Queue(info=info(subjects.job_filter(POOL, Lane.RT), taken=2)),
         Queue(
             info=info(subjects.req_filter("m", Lane.RT), waiting=1),
-            oldest=kept("hr.v1.req.acme.m.rt", NOW - 90),
+            oldest_s=90.0,
         ),
     ]
     beats = [beat(role) for role in Role]
