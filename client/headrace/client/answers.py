@@ -93,6 +93,7 @@ class Answers:
             for subject in (answer.subject, subjects.res(self._tenant, request_id)):
                 subscription = await self._broker.subscribe(subject, answer.receive)
                 stack.push_async_callback(subscription.unsubscribe)
+            stack.callback(answer.close)
             self._live.add(answer)
             stack.callback(self._live.discard, answer)
             answer.reread()

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+from headrace.shared.alarm import Alarm
 from headrace.shared.errors import (
     AnswerLostError,
     BrokerError,
@@ -79,7 +80,9 @@ class Answer:
             Owners()
         )  # of takeovers that came live: the broker delivers refused ones, too
         self._failure: HeadraceError | None = None
+        self._now = asyncio.get_running_loop().time
         self._wake = asyncio.Event()
+        self._alarm = Alarm(self._wake)
         self._pause_s = pace.silence_s
         self._replay_at = self._now() + self._pause_s
         self._replaying = False
@@ -116,6 +119,10 @@ class Answer:
         self._failure = self._failure or error
         self._wake.set()
 
+    def close(self) -> None:
+        """Nobody calls `next` any more."""
+        self._alarm.cancel()
+
     async def next(self, until: float) -> list[Chunk | Terminal]:
         """Wait for the next messages in order and return all that are there; a terminal is the last one.
 
@@ -135,12 +142,8 @@ class Answer:
             if self._now() >= self._replay_at and not self._replaying:
                 self._replaying = True
                 self._spawn(self._reread())
-            wake_at = until if self._replaying else min(until, self._replay_at)
-            try:
-                async with asyncio.timeout_at(wake_at):
-                    await self._wake.wait()
-            except TimeoutError:
-                continue
+            self._alarm.set(until if self._replaying else min(until, self._replay_at))
+            await self._wake.wait()
 
     def _hear_of(self, takeover: Takeover) -> None:
         """Trust nothing that it would void until what was stored is read: that and in which order decides."""
@@ -261,10 +264,6 @@ class Answer:
                 self._replay_at = self._now() + self._pause_s
             self._pause_s = min(2 * self._pause_s, self._pace.max_silence_s)
             self._wake.set()
-
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()
 
 
 def _mixed() -> AnswerLostError:

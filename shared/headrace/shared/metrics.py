@@ -93,7 +93,7 @@ QUEUE_TAKEN = Gauge(
 )
 QUEUE_AGE = Gauge(
     "headrace_queue_oldest_seconds",
-    "Age of the oldest message that waits, by the gateway where its user of the broker may know; 0: none waits.",
+    "Age of the oldest message that waits; 0: none waits. Missing: no worker is there that takes from it, and tells.",
     ["queue", "model", "lane"],
 )
 
@@ -105,7 +105,7 @@ HTTP_REQUESTS = Counter(
 )
 HTTP_REFUSED = Counter(
     "headrace_http_refused_requests",
-    "Calls that were refused before they were accepted: bad ones, full queues, no worker.",
+    "Calls of any route that were refused: bad ones, full queues, no worker, nothing of that name.",
     ["code", "error"],
 )
 HTTP_FIRST_BYTE = Histogram(
@@ -121,10 +121,18 @@ HTTP_SECONDS = Histogram(
     buckets=SECONDS,
 )
 
+# --- render ---
+RENDER_CACHE_QUERIES = Counter(
+    "headrace_render_cache_queries", "Token IDs of prompts that render looked for in its cache."
+)
+RENDER_CACHE_HITS = Counter(
+    "headrace_render_cache_hits", "Those that it found there, and did not compute again."
+)
+
 # --- prefill, handoffs and the KV cache ---
 LOCAL_PREFILLS = Counter(
     "headrace_local_prefills",
-    "Prompts that decode computed itself: `short` (or cached), `no_worker`, or `last_attempt`.",
+    "Prompts that decode computed itself: `short` (or cached), `no_worker`, `last_attempt`, or `colocated`.",
     ["reason"],
 )
 REMOTE_PREFILLS = Counter("headrace_remote_prefills", "Prompts whose handoff reached decode.")
@@ -155,7 +163,9 @@ HANDOFFS_ORPHANED = Counter(
 )
 KV_SECONDS = Histogram(
     "headrace_kv_transfer_seconds",
-    "NIXL's own time for the pull of one request.",
+    "The pull of one request: `post`, until the read is posted; `wire`, until NIXL says that all is there; "
+    "`notice`, until the first token ID, decode's own step in it.",
+    ["part"],
     buckets=SECONDS,
 )
 KV_BYTES = Counter("headrace_kv_transfer_bytes", "Bytes that decode has pulled.")
@@ -277,14 +287,16 @@ def prefilled(task: PrefillTask, handoff: Handoff) -> None:
     PREFILL_TOKENS.inc(token_ids.count(task.token_ids) - handoff.num_cached_token_ids)
 
 
-def pulled(seconds: float, num_bytes: int | None) -> None:
-    """Decode has pulled the KV cache of one prompt; None: how much of it, nobody knows."""
-    KV_SECONDS.observe(seconds)
+def pulled(parts: dict[str, float], num_bytes: int | None) -> None:
+    """Decode has pulled the KV cache of one prompt, `parts` of seconds; None: how much of it, nobody knows."""
+    for part, seconds in parts.items():
+        KV_SECONDS.labels(part).observe(seconds)
     if num_bytes is None:
         return
     KV_BYTES.inc(num_bytes)
-    if seconds > 0:
-        KV_SPEED.observe(num_bytes / seconds)
+    moving_s = parts["post"] + parts["wire"]
+    if moving_s > 0:
+        KV_SPEED.observe(num_bytes / moving_s)
 
 
 def not_pulled(prompt: Prompt) -> None:

@@ -102,6 +102,9 @@ class GatewaySettings(_Section, frozen=True):
     max_body_bytes: Positive = 8 * 2**20  #: a larger request is 413
     max_file_bytes: Positive = 200 * 2**20  #: a larger upload to /v1/files is 413
     max_connections: Positive = 4096  #: of clients; one more is 503
+    keep_alive_s: Positive = (
+        75  #: an idle connection stays open; more than what a load balancer before it waits
+    )
     deadline_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = (
         600.0  #: of a request that names none
     )
@@ -126,7 +129,12 @@ class RenderSettings(_Section, frozen=True):
     deadline_std_s: Seconds = 3_600.0  #: of a `std` one
     deadline_bulk_s: Seconds = 86_400.0  #: of a `bulk` one
     max_deadline_s: Seconds = 604_800.0  #: from the moment it is queued; a later one is refused
-    tenant_cache_salt: bool = True  #: keep the tenants' prefix-cache entries apart
+    tenant_cache_salt: bool = (
+        True  #: keep the tenants' cache entries apart: the engines', and render's
+    )
+    cache_bytes: NonNegative = (
+        64 * 2**20
+    )  #: for token IDs of text that came before; 0: none is kept
 
     @property
     def deadlines_s(self) -> dict[Lane, float]:
@@ -154,6 +162,7 @@ class DecodeSettings(_Section, frozen=True):
     """Generation; owns the job."""
 
     slots: Positive = 32  #: sequences in the engine at once
+    colocated: bool = False  #: a plain engine: computes every prompt itself, and moves no KV cache
     max_choices: Positive = 1_024  #: of all prompts of one request; render refuses more
     local_prefill_threshold: Annotated[float, msgspec.Meta(ge=0)] = (
         256  #: prompts with fewer uncached token IDs are prefilled here; 0: none, inf: all
@@ -241,6 +250,7 @@ class UpSettings(_Section, frozen=True):
     """What `headrace up` starts."""
 
     engine: EngineKind = "vllm"  #: which engine, and with it which renderer
+    gateway: Positive = 1  #: processes, which share the port
     render: NonNegative = 1  #: processes
     prefill: NonNegative = 1  #: processes
     decode: Positive = 1  #: processes

@@ -144,6 +144,11 @@ def res(tenant: str, request_id: str) -> str:
     return f"{ROOT}.res.{check_token(tenant, 'tenant')}.{check_token(request_id, 'request_id')}"
 
 
+def res_all(tenant: str) -> str:
+    """Every kept terminal of a tenant; a batch worker heeds the ones of its batches' lines."""
+    return f"{ROOT}.res.{check_token(tenant, 'tenant')}.*"
+
+
 def reply(tenant: str, token: str) -> str:
     """The terminal once more, for whoever named this subject in the submission; `token` is the submitter's choice."""
     return f"{ROOT}.reply.{check_token(tenant, 'tenant')}.{check_token(token, 'token')}"

@@ -41,6 +41,7 @@ from headrace.shared.openai_errors import error_body
 from headrace.shared.outbox import Outbox
 from headrace.shared.owners import is_ended_by
 from headrace.shared.pulse import Pulse, answering_pings, ping_over
+from headrace.shared.queue_ages import QueueAges
 from headrace.shared.readers import Readers
 from headrace.shared.settings import Settings
 from headrace.shared.subjects import Lane, Role
@@ -78,6 +79,7 @@ class Worker:
     counts: Callable[[], dict[str, float]] = dict  #: further values of `exposition.SHOWN`
     state: State = "starting"
     _beacon: Beacon | None = field(default=None, repr=False)
+    _ages: QueueAges | None = field(default=None, repr=False)
 
     @property
     def slug(self) -> str:
@@ -99,6 +101,7 @@ class Worker:
             state=self.state,
             slots=self.slots,
             num_running=0,
+            oldest_wait_s={} if self._ages is None else self._ages.waits_s,
         )
         return msgspec.structs.replace(base, **self.describe())
 
@@ -465,6 +468,8 @@ async def joined(
             tracer=tracer,
             slo=metrics.Slo(ttft_s=settings.metrics.slo_ttft_s, tpot_s=settings.metrics.slo_tpot_s),
         )
+        ages = QueueAges(broker, table, instance, role, slug=worker.slug, contract=contract)
+        worker._ages = ages
         if model:
             await broker.declare_model(worker.slug, worker.pool)
         await worker.table.start()
@@ -477,6 +482,7 @@ async def joined(
                 answering_pings(broker, instance),
                 ended_by(broker.closed_for_good()),
                 ended_by(worker.readers.run()),
+                ended_by(ages.run()),
                 exposed(settings.metrics, worker.heartbeat, lambda: worker.counts()),
                 following(broker, role),
             ):

@@ -41,9 +41,7 @@ class Inbox:
         async with self._subscribing:
             users, subscription = self._subscriptions.get(tenant, (0, None))
             if subscription is None:
-                subscription = await self._broker.subscribe(
-                    subjects.res(tenant, "x").removesuffix("x") + "*", self._receive
-                )
+                subscription = await self._broker.subscribe(subjects.res_all(tenant), self._receive)
             self._subscriptions[tenant] = users + 1, subscription
         try:
             yield

@@ -96,8 +96,6 @@ class BatchService:
                 await delivery.ack()
             else:
                 await delivery.nak()
-        except asyncio.CancelledError:
-            raise
         except NotOwnerError as error:  # the message is the other owner's, and not to be touched
             logger.warning("%s", error, extra={"action": "batch_lost"})
         except (BrokerError, WireError) as error:
