@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
@@ -75,6 +76,35 @@ def test_a_failure_that_is_found_between_two_steps_is_told_with_the_next_one(wor
     results = worker.get_transfer_results()
     assert results.finished_recving == results.failed_recving == {"b"}
     assert worker.get_transfer_results().failed_recving == set()
+
+
+def test_an_older_workers_failure_is_told_with_a_step_too(
+    worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from headrace.engine import nixl_worker
+
+    def pop(worker: Any, reads: dict[str, list[int]]) -> set[str]:
+        """Return what has ended, however it did, as vLLM up to 0.29; what failed is in a queue."""
+        states = {r: worker.nixl_wrapper.check_xfer_state(reads[r][0]) for r in list(reads)}
+        for request_id in (done := {r for r in states if states[r] != "PROC"}):
+            del reads[request_id]
+            if states[request_id] == "ERR":
+                worker._failed_recv_reqs.put(request_id)
+        return done
+
+    def poll(worker: Any) -> Any:
+        received = worker._pop_done_transfers(worker._recving_transfers)
+        while not worker._failed_recv_reqs.empty():
+            received.add(worker._failed_recv_reqs.get_nowait())
+        return set(), received
+
+    monkeypatch.setattr(nixl_worker.NixlPullConnectorWorker, "_pop_done_transfers", pop)
+    monkeypatch.setattr(nixl_worker.NixlPullConnectorWorker, "get_finished", poll, raising=False)
+    del worker._recv_failures
+    worker._failed_recv_reqs = queue.Queue()
+    worker.nixl_wrapper.states |= {2: "ERR"}
+    assert worker.arrived() == {"a"}
+    assert worker.get_finished() == (set(), {"b"})
 
 
 def test_blocks_that_came_after_their_lease_have_not_arrived(

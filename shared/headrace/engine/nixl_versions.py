@@ -23,6 +23,14 @@ def done_and_failed(popped: Any) -> tuple[set[str], set[str]]:
     return popped if isinstance(popped, tuple) else (popped, set())
 
 
+def failed_in_queue(worker: Any) -> set[str]:
+    """Return what has failed and is not told yet, where a queue alone says so."""
+    if hasattr(worker, "_recv_failures"):
+        return set()
+    with worker._failed_recv_reqs.mutex:
+        return set(worker._failed_recv_reqs.queue)
+
+
 def finished_transfers(worker: Any) -> tuple[set[str], set[str], set[str]]:
     """Ask a worker what has finished: sent, received, and which of these have failed, where it says so."""
     if not hasattr(worker, "_recv_failures"):

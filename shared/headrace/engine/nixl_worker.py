@@ -151,7 +151,7 @@ class HeadraceNixlWorker(NixlPullConnectorWorker):  # type: ignore[misc]  # vLLM
             failed |= now_failed
             if len(self.xfer_stats.data["transfer_duration"]) > count:
                 self._add_pull(request_id, count)
-        self._came |= done - failed
+        self._came |= done - failed - nixl_versions.failed_in_queue(self)
         return nixl_versions.popped(self, done, failed)
 
     def _add_pull(self, request_id: str, count: int) -> None:

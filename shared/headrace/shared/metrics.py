@@ -105,7 +105,7 @@ HTTP_REQUESTS = Counter(
 )
 HTTP_REFUSED = Counter(
     "headrace_http_refused_requests",
-    "Calls of any route that were refused: bad ones, full queues, no worker, nothing of that name.",
+    "Calls of any route that were refused: no good key, bad ones, full queues, no worker, nothing of that name.",
     ["code", "error"],
 )
 HTTP_FIRST_BYTE = Histogram(

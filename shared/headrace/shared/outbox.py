@@ -95,7 +95,9 @@ class Outbox:
 
     async def _has_ended(self, sent: _Sent) -> bool:
         """Whether a request was ended by somebody else while the broker was away. Raises: BrokerError."""
-        last = await self._broker.last(sent.subject)
-        if last is None:
+        messages = await self._broker.replay(sent.subject)
+        if not messages:
             return False
-        return is_ended_by(last, wire.decode(sent.payload, Takeover, Terminal).epoch)
+        # Behind that end may be what this process has published again before.
+        epoch = wire.decode(sent.payload, Takeover, Terminal).epoch
+        return any(is_ended_by(message, epoch) for message in messages)

@@ -54,6 +54,9 @@ REDELIVERY_DELAY_S = 1.0
 HANDOVER_DELAY_S = 0.1
 """For the takes of a worker that ends to be withdrawn, so that it does not get its own message back."""
 
+LAG_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8)
+"""Between looks at a stream whose replicas follow its leader a little later."""
+
 State = Literal["starting", "ready", "draining", "stopped"]
 
 
@@ -338,14 +341,19 @@ class Worker:
         submitted again, and two workers end it. So this is how a request ends during which the broker came back.
         Raises: as `publish_terminal`.
         """
+        pauses = iter(LAG_PAUSES_S)
         before = -1
         while True:
-            last = await self.broker.last(subject)
-            if last is not None and is_ended_by(last, epoch):
-                return False, last.payload
-            sequence = 0 if last is None else int(last.headers["Nats-Sequence"])
-            if sequence == before:  # not refused for what came between: it was published before
-                return False, payload
+            # All of it: the worker that did not hear of an end goes on, and its chunks come behind that.
+            messages = await self.broker.replay(subject)
+            end = next((found for found in messages if is_ended_by(found, epoch)), None)
+            if end is not None:
+                return False, end.payload
+            sequence = int(messages[-1].headers["Nats-Sequence"]) if messages else 0
+            if sequence == before:  # refused for what this replica of the stream does not have yet
+                if (pause_s := next(pauses, None)) is None:
+                    raise BrokerError(f"{subject}: the end is refused, and nobody sees why")
+                await asyncio.sleep(pause_s)
             before = sequence
             if await self.outbox.publish_durable(
                 subject, payload, message_id=message_id, expect_last=sequence

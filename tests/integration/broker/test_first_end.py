@@ -11,9 +11,10 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from headrace.shared import subjects
+from headrace.shared import subjects, wire
+from headrace.shared.broker import Received
 from headrace.shared.errors import CancelledRequestError, EngineRequestError
-from headrace.shared.messages import Terminal, Timings
+from headrace.shared.messages import Chunk, Terminal, Timings
 from headrace.shared.nats_server import NatsServer
 from headrace.shared.owners import message_of
 from headrace.shared.settings import BrokerSettings, Settings
@@ -72,6 +73,11 @@ class Two:
         terminal = terminal_of(REQUEST, error, epoch=epoch, timings=timings)
         await self.derender.publish_terminal(TENANT, Lane.RT, terminal)
 
+    async def goes_on(self, seq: int = 0) -> None:
+        """Publish a part of the answer, as derender does that has not heard of an end."""
+        chunk = Chunk(request_id=REQUEST, seq=seq, chunks=(b"{}",), epoch=1)
+        await self.derender.outbox.publish(subjects.out(TENANT, REQUEST), wire.encode(chunk))
+
     async def ends(self) -> list[str]:
         """Return the status of each end that the broker has."""
         subject = subjects.out(TENANT, REQUEST)
@@ -106,6 +112,44 @@ async def test_the_first_end_counts_for_derender_then_for_render(two: Two, body:
     await two.answered(body=body)
     await two.cancelled()
     assert await two.ends() == ["ok"]
+
+
+async def test_an_end_counts_also_with_parts_of_an_answer_behind_it(two: Two) -> None:
+    await two.crash()
+    await two.cancelled()
+    await two.goes_on()
+    await two.answered(body=b"")
+    assert await two.ends() == ["cancelled"]
+
+
+async def test_an_end_comes_also_where_the_replica_that_is_read_lags(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await two.crash()
+    replay, behind = two.derender.broker.replay, [0, 0, 0]
+
+    async def lagging(subject: str) -> list[Received]:
+        messages = await replay(subject)
+        return messages[: behind.pop()] if behind else messages
+
+    monkeypatch.setattr(two.derender.broker, "replay", lagging)
+    await two.goes_on()
+    await two.answered(body=b"")
+    assert behind == []
+    assert await two.ends() == ["ok"]
+
+
+async def test_an_end_published_again_behind_its_parts_comes_after_another_that_is_there(
+    two: Two,
+) -> None:
+    await two.goes_on()
+    await two.answered(body=b"")
+    publish_again = two.derender.outbox._publish_again
+    two.derender.broker._callbacks.remove(publish_again)
+    await two.crash()
+    await two.cancelled()
+    await publish_again()
+    assert await two.ends() == ["cancelled"]
 
 
 async def test_an_end_published_again_comes_after_another_that_is_there(two: Two) -> None:

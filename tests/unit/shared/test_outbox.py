@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from headrace.shared import outbox as module
+from headrace.shared.broker import Received
 from headrace.shared.errors import BrokerError
 from headrace.shared.outbox import KEEP_S, Outbox
 
@@ -34,8 +35,8 @@ class Broker:
         await self._publish(payload, message_id)
         return True
 
-    async def last(self, subject: str) -> None:
-        return None
+    async def replay(self, subject: str) -> list[Received]:
+        return []
 
     async def restart(self) -> None:
         self.lose()

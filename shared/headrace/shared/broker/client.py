@@ -261,8 +261,8 @@ class Broker:
         """Call `handler` with each message, one at a time and in order; it must not block.
 
         The broker knows of the subscription when this returns. Not `is_confirmed`: it will before it reads what is
-        published afterwards, which is enough to hear the answer to that, and saves two round trips; that this user
-        may not listen is only logged then. Raises: BrokerError.
+        published afterwards on the same connection (`ctl` has one of its own), which is enough to hear the answer
+        to that, and saves two round trips; that this user may not listen is only logged then. Raises: BrokerError.
         """
 
         async def receive(message: Msg) -> None:
