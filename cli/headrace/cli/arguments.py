@@ -161,6 +161,8 @@ def read_flags(tables: dict[str, Any], options: argparse.Namespace) -> None:
     if (num := given.get(_attribute(COLOCATED_FLAG))) is not None:
         if given["prefill"] is not None or given["decode"] is not None:
             raise SettingsError(f"{COLOCATED_FLAG} {num} is instead of --prefill and --decode")
+        if not num.isdecimal() or int(num) < 1:
+            raise SettingsError(f"{COLOCATED_FLAG} {num}: expected a number of engines from 1 on")
         put(tables, "decode.colocated", "true")
         put(tables, "up.decode", num)
     for flag, roles in ENGINE_FLAGS.items():

@@ -67,9 +67,11 @@ def test_colocated_engines_are_instead_of_prefill_and_decode(flag: str) -> None:
         up("--colocated", "2", flag, "1")
 
 
-@pytest.mark.parametrize("num", ["0", "two"])
+@pytest.mark.parametrize("num", ["0", "-1", "1.5", "two"])
 def test_a_stack_of_no_colocated_engines_is_refused(num: str) -> None:
-    with pytest.raises(SettingsError, match=r"up\.decode"):
+    with pytest.raises(
+        SettingsError, match=f"--colocated {num}: expected a number of engines from 1 on"
+    ):
         up("--colocated", num)
 
 

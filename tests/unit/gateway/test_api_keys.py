@@ -7,6 +7,7 @@ import os
 
 import httpx
 import pytest
+from prometheus_client import REGISTRY
 
 from headrace.gateway.console import assets
 from headrace.gateway.keyring import Keyring
@@ -67,6 +68,19 @@ async def test_without_a_good_key_it_is_a_401_and_nothing_is_read(gateway, heade
     assert word in answer.error["message"]
     assert "x-request-id" in answer.headers
     assert gateway.broker.submissions == []
+
+
+async def test_a_call_without_a_good_key_is_counted_and_logged_by_the_id_of_its_answer(
+    gateway, client, caplog
+):
+    caplog.set_level("INFO")
+    labels = {"code": "401", "error": "unauthorized"}
+    counter = "headrace_http_refused_requests_total"
+    before = REGISTRY.get_sample_value(counter, labels) or 0
+    answer = await client.get("/v1/models")
+    (record,) = [r for r in caplog.records if getattr(r, "action", "") == "unauthorized"]
+    assert record.request_id == answer.headers["x-request-id"]
+    assert REGISTRY.get_sample_value(counter, labels) == before + 1
 
 
 async def test_every_route_but_the_health_checks_needs_a_key(gateway, client):

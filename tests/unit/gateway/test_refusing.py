@@ -57,12 +57,14 @@ async def test_without_a_broker_every_route_names_the_request_that_it_could_not_
     assert errors > 30
 
 
-async def test_what_is_no_route_names_the_request_too(whole):
+async def test_what_is_no_route_names_the_request_too_and_is_counted(whole):
+    before = num_refused(404, "http") + num_refused(405, "http")
     async with client_of(whole) as client:
         for method, path in (("GET", "/v1/nothing"), ("GET", "/v1/chat/completions")):
             answer = await client.request(method, path, headers={"X-Request-Id": "mine"})
             assert answer.headers["x-request-id"] == "mine"
             assert len((await client.request(method, path)).headers["x-request-id"]) == 32
+    assert num_refused(404, "http") + num_refused(405, "http") == before + 4
 
 
 @pytest.mark.parametrize(

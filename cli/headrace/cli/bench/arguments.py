@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from headrace.cli import arguments
+from headrace.cli.bench import numbers
 from headrace.cli.bench.measures import goodput_limits
 from headrace.cli.bench.prompts import Ask
 from headrace.shared.errors import SettingsError
@@ -23,6 +24,19 @@ FLAGS = {
     "--prefill": "up.prefill",
     "--decode": "up.decode",
 }
+#: what only one of the two takes, as attributes: nothing that was given is ignored
+ONE_SERVER = ("url", "api_key", "requests", "rate", "concurrency")
+COMPARE = (
+    *("rates", "seconds", "rounds", "prefill", "decode", "chunks", "setups"),
+    *("no_plots", "engine", "engine_arg", "config", "set"),
+)
+WHOLE_NUMBERS = (
+    ("--requests", 100, "conversations in all"),
+    ("--input-len", 1024, "token IDs a prompt"),
+    ("--output-len", 128, "token IDs an answer"),
+    ("--turns", 1, "of a random conversation"),
+    ("--vocab-size", 32_000, "random token IDs are below it"),
+)
 
 
 def add_bench(bench: argparse.ArgumentParser) -> None:
@@ -31,25 +45,38 @@ def add_bench(bench: argparse.ArgumentParser) -> None:
     add("--url", default=DEFAULT_URL, help=f"of the server ({DEFAULT_URL})")
     add("--model", help="without it, the first that the server names; with --compare, model.name")
     add("--api-key", default=os.environ.get("OPENAI_API_KEY", ""), help="or OPENAI_API_KEY")
-    add("--requests", type=int, default=100, metavar="NUMBER", help="conversations in all (100)")
     when = bench.add_mutually_exclusive_group()
     when.add_argument(
         "--rate",
-        type=float,
+        type=numbers.rate,
         default=float("inf"),
         metavar="NUMBER",
         help="conversations begun a second, at random times (Poisson); without it all at once",
     )
     when.add_argument(
-        "--concurrency", type=int, default=0, metavar="NUMBER", help="so many at once, no more"
+        "--concurrency",
+        type=numbers.positive,
+        default=0,
+        metavar="NUMBER",
+        help="so many at once, no more",
     )
-    add("--input-len", type=int, default=1024, metavar="NUMBER", help="token IDs a prompt (1024)")
-    add("--output-len", type=int, default=128, metavar="NUMBER", help="token IDs an answer (128)")
-    add("--turns", type=int, default=1, metavar="NUMBER", help="of a random conversation (1)")
-    add("--vocab-size", type=int, default=32_000, metavar="NUMBER", help="random IDs are below it")
+    for flag, default, meaning in WHOLE_NUMBERS:
+        add(
+            flag,
+            type=numbers.positive,
+            default=default,
+            metavar="NUMBER",
+            help=f"{meaning} ({default})",
+        )
     add("--prompts", type=Path, metavar="FILE", help="JSONL with prompt, messages or conversations")
     add("--seed", type=int, default=0, metavar="NUMBER", help="of prompts and times (0)")
-    add("--warmup", type=int, default=1, metavar="NUMBER", help="conversations not counted (1)")
+    add(
+        "--warmup",
+        type=numbers.count,
+        default=1,
+        metavar="NUMBER",
+        help="conversations not counted (1)",
+    )
     add(
         "--goodput",
         default="",
@@ -59,6 +86,8 @@ def add_bench(bench: argparse.ArgumentParser) -> None:
     add("--output", type=Path, metavar="FILE", help="where the JSON goes; with --compare, a folder")
     add("--json", action="store_true", help="JSON on stdout instead of tables")
     _add_compare(bench.add_argument_group("--compare"))
+    defaults = {name: bench.get_default(name) for name in (*ONE_SERVER, *COMPARE)}
+    bench.set_defaults(flags=FLAGS, defaults=defaults)
 
 
 def _add_compare(group: argparse._ArgumentGroup) -> None:
@@ -69,14 +98,25 @@ def _add_compare(group: argparse._ArgumentGroup) -> None:
         help="start the same engines as replicas, with chunks tuned, and as prefill and decode, one after "
         "the other, and say which wins where",
     )
-    add("--rates", type=_numbers, default=[1.0, 2.0, 4.0], help="conversations a second (1,2,4)")
-    add("--seconds", type=float, default=60.0, metavar="NUMBER", help="of each rate (60)")
-    add("--rounds", type=int, default=2, metavar="NUMBER", help="starts of each setup (2)")
+    add(
+        "--rates",
+        type=numbers.rates,
+        default=[1.0, 2.0, 4.0],
+        help="conversations a second (1,2,4)",
+    )
+    add("--seconds", type=numbers.finite, default=60.0, metavar="NUMBER", help="of each rate (60)")
+    add(
+        "--rounds",
+        type=numbers.positive,
+        default=2,
+        metavar="NUMBER",
+        help="starts of each setup (2)",
+    )
     add("--prefill", metavar="NUMBER", help="prefill workers (up.prefill)")
     add("--decode", metavar="NUMBER", help="decode workers (up.decode); replicas: both together")
     add(
         "--chunks",
-        type=lambda text: [int(number) for number in text.split(",") if number],
+        type=numbers.positives,
         default=[512, 2048, 8192],
         help="max_num_batched_tokens that are tried with replicas (512,2048,8192)",
     )
@@ -97,11 +137,11 @@ def _add_compare(group: argparse._ArgumentGroup) -> None:
         metavar="SECTION.KEY=VALUE",
         help="any setting; repeatable",
     )
-    group.set_defaults(flags=FLAGS)
 
 
 def bench(options: argparse.Namespace) -> int:
     """Run it; return 1 where a request failed. Raises: SettingsError, BenchError."""
+    _check_mode(options)
     if options.compare:
         return _compare(options)
     from rich.console import Console
@@ -109,6 +149,11 @@ def bench(options: argparse.Namespace) -> int:
     from headrace.cli.bench import report
     from headrace.cli.bench.run import Load, run
 
+    limits_ms = _limits(options.goodput)
+    if options.output is not None and not options.output.parent.is_dir():
+        raise SettingsError(
+            f"--output {options.output}: there is no folder {options.output.parent}"
+        )
     asks = _asks(options, options.warmup + options.requests)
     found = run(
         options.url,
@@ -118,7 +163,7 @@ def bench(options: argparse.Namespace) -> int:
             concurrency=options.concurrency,
             seed=options.seed,
             warmup=asks[: options.warmup],
-            limits_ms=_limits(options.goodput),
+            limits_ms=limits_ms,
         ),
         model=options.model or "",
         api_key=options.api_key,
@@ -137,11 +182,23 @@ def _compare(options: argparse.Namespace) -> int:
     from headrace.cli.bench.compare import run as comparing
 
     options.goodput = options.goodput or DEFAULT_GOODPUT
+    limits_ms = _limits(options.goodput)
     options.output = options.output or DEFAULT_FOLDER
     settings = arguments.load_settings(options)
     num = comparing.num_warmup(options, settings)
     num += sum(comparing.num_asks(options, rate) for rate in options.rates)
-    return comparing.compare(options, settings, _asks(options, num), _limits(options.goodput))
+    return comparing.compare(options, settings, _asks(options, num), limits_ms)
+
+
+def _check_mode(options: argparse.Namespace) -> None:
+    """Raises: SettingsError for a flag that has no meaning here."""
+    foreign: tuple[str, ...] = ONE_SERVER if options.compare else COMPARE
+    why = "is of --compare"
+    if options.compare:
+        why = "is of one server: --compare starts its own, and sends --rates"
+    for name in foreign:
+        if getattr(options, name) != options.defaults[name]:
+            raise SettingsError(f"--{name.replace('_', '-')} {why}")
 
 
 def _asks(options: argparse.Namespace, num: int) -> list[Ask]:
@@ -164,7 +221,3 @@ def _limits(text: str) -> dict[str, float]:
         return goodput_limits(text)
     except ValueError as error:
         raise SettingsError(f"--goodput: {error}") from None
-
-
-def _numbers(text: str) -> list[float]:
-    return [float(number) for number in text.split(",") if number]

@@ -42,7 +42,7 @@ class Measured:
 def goodput_limits(text: str) -> dict[str, float]:
     """Return the limits of `ttft:2000 tpot:30`, in ms; `itl` is the p99 of each request's own.
 
-    Raises: ValueError for a measure that there is not, or a limit that is no number.
+    Raises: ValueError for a measure that there is not, a limit that is no number above 0, or a text without any.
     """
     limits: dict[str, float] = {}
     for part in text.replace(",", " ").split():
@@ -51,8 +51,20 @@ def goodput_limits(text: str) -> dict[str, float]:
             raise ValueError(
                 f"{name!r} is no measure of goodput; there are ttft, tpot, itl and e2e"
             )
-        limits[name] = float(limit)
+        limits[name] = _limit_ms(part, limit)
+    if text and not limits:
+        raise ValueError(f"{text!r} has no limit: expected one or more, as ttft:2000")
     return limits
+
+
+def _limit_ms(part: str, limit: str) -> float:
+    try:
+        number = float(limit)
+    except ValueError:
+        number = 0.0
+    if not number > 0:  # nor is nan
+        raise ValueError(f"{part!r}: expected a number of ms above 0, as ttft:2000")
+    return number
 
 
 def is_good(one: Measured, limits_ms: dict[str, float]) -> bool:

@@ -25,7 +25,12 @@ class Ask:
 def random_asks(
     num: int, *, num_input: int, num_output: int, vocab_size: int, num_turns: int, seed: int
 ) -> list[Ask]:
-    """Return conversations of random token IDs: each turn adds `num_input` IDs behind what was said."""
+    """Return conversations of random token IDs: each turn adds `num_input` IDs behind what was said.
+
+    Raises: SettingsError where `vocab_size` leaves no ID to choose from.
+    """
+    if vocab_size <= LOWEST_ID:
+        raise SettingsError(f"--vocab-size {vocab_size}: random token IDs begin at {LOWEST_ID}")
     made = random.Random(seed)
     return [
         Ask(
@@ -44,16 +49,29 @@ def read_asks(path: Path, num: int, num_output: int) -> list[Ask]:
     """Return the asks of a JSONL file, from its beginning again where it is too short.
 
     A line has `prompt` (a text or token IDs), `messages`, or ShareGPT's `conversations`; and, if it wants,
-    `max_tokens`. Raises: SettingsError for a file without such a line.
+    `max_tokens`. A conversation in which no human speaks is left out. Raises: SettingsError for a line that has
+    none of these, and for a file without any.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        found = [_ask(json.loads(line), num_output) for line in lines if line.strip()]
+        lines = path.read_text(encoding="utf-8").split("\n")  # a text may hold U+2028 as it is
     except (OSError, ValueError) as error:
         raise SettingsError(f"{path}: no prompts can be read: {error}") from None
+    asks = [
+        _read(f"{path}:{number}", line, num_output)
+        for number, line in enumerate(lines, 1)
+        if line.strip()
+    ]
+    found = [ask for ask in asks if ask.turns]
     if not found:
-        raise SettingsError(f"{path} is empty: it needs a JSON object a line")
+        raise SettingsError(f"{path} has no prompt: it needs a JSON object a line")
     return [found[index % len(found)] for index in range(num)]
+
+
+def _read(place: str, line: str, num_output: int) -> Ask:
+    try:
+        return _ask(json.loads(line), num_output)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:  # no object, or of others
+        raise SettingsError(f"{place}: it is no prompt: {error!r}") from None
 
 
 def _ask(line: dict[str, Any], num_output: int) -> Ask:

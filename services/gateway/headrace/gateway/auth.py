@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Set
 
 from starlette.datastructures import Headers
@@ -12,9 +11,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from headrace.gateway.answering import error_response
 from headrace.gateway.errors import UnauthorizedError
 from headrace.gateway.keyring import Keyring
+from headrace.gateway.refusing import note_refusal
 from headrace.gateway.request_headers import request_id_of
-
-logger = logging.getLogger(__name__)
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
 """What load balancers and supervisors ask; it tells nothing of any request."""
@@ -56,8 +54,9 @@ class Gate:
             try:
                 tenant = self._tenant_of(headers)
             except UnauthorizedError as error:
-                logger.info("request refused: no good API key", extra={"action": "unauthorized"})
-                response = error_response(error, request_id_of(scope)[0])
+                request_id, _ = request_id_of(scope)
+                note_refusal(request_id, error.code, error.http_status, action="unauthorized")
+                response = error_response(error, request_id)
                 response.headers["WWW-Authenticate"] = error.challenge
                 await response(scope, receive, send)
                 return

@@ -25,6 +25,9 @@ from headrace.shared.openai_errors import error_body
 
 logger = logging.getLogger(__name__)
 
+HTTP = "http"
+"""The code of what no error of ours says: no such route, no such method."""
+
 
 def answer_errors(app: FastAPI) -> None:
     """Answer errors of every route in OpenAI's form, with `X-Request-Id`; count and log what is refused."""
@@ -47,6 +50,7 @@ def answer_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
+        note_refusal(request_id_of(request.scope)[0], HTTP, error.status_code)
         return _failed(error.status_code, error.detail, request, dict(error.headers or {}))
 
     @app.exception_handler(Exception)
@@ -54,27 +58,34 @@ def answer_errors(app: FastAPI) -> None:
         return _failed(500, "Internal server error", request, {})  # the server logs the traceback
 
 
-def _refused(error: RequestError, request: Request) -> Response:
-    request_id, _ = request_id_of(request.scope)
-    metrics.HTTP_REFUSED.labels(error.http_status, error.code).inc()
+def note_refusal(
+    request_id: str, code: str, http_status: int, *, action: str = "request_refused"
+) -> None:
+    """Count a call that is answered with an error, and log it; nothing of the call itself is in the log."""
+    metrics.HTTP_REFUSED.labels(http_status, code).inc()
     logger.info(
         "request %s refused: %s, HTTP %d",
         request_id,
-        error.code,
-        error.http_status,
+        code,
+        http_status,
         extra={
-            "action": "request_refused",
+            "action": action,
             "request_id": request_id,
-            "code": error.code,
-            "http_status": error.http_status,
+            "code": code,
+            "http_status": http_status,
         },
     )
+
+
+def _refused(error: RequestError, request: Request) -> Response:
+    request_id, _ = request_id_of(request.scope)
+    note_refusal(request_id, error.code, error.http_status)
     return error_response(error, request_id)
 
 
 def _failed(http_status: int, message: str, request: Request, headers: dict[str, str]) -> Response:
     phrase = HTTPStatus(http_status).phrase
-    failure = Failure(code="http", message=message, http_status=http_status, error_type=phrase)
+    failure = Failure(code=HTTP, message=message, http_status=http_status, error_type=phrase)
     own = headers_of(request_id_of(request.scope)[0], http_status=http_status)
     return Response(
         error_body(failure), status_code=http_status, media_type=JSON, headers=own | headers

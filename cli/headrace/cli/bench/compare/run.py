@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import shlex
 import sys
 from dataclasses import asdict
 from functools import partial
@@ -26,6 +27,7 @@ from headrace.cli.process import Guard, adopt_orphans
 from headrace.shared.errors import SettingsError
 from headrace.shared.settings import Settings
 
+RESULT = "result.json"
 ONE_START = "One start of each: how far another one would be from it is not known"
 
 
@@ -52,7 +54,10 @@ def compare(
         num_rounds=options.rounds,
     )
     folder: Path = options.output
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(f"--output {folder}: no folder can be made there: {error}") from None
     adopt_orphans()
     with Guard() as guard:
         sweeps = asyncio.run(_measure(wanted, plan, settings, folder, guard))
@@ -63,7 +68,7 @@ def compare(
     (folder / "table.md").write_text(text, encoding="utf-8")
     if not options.no_plots:
         plots.draw(kept, folder)
-    sys.stdout.write(text)
+    sys.stdout.write((folder / RESULT).read_text(encoding="utf-8") if options.json else text)
     _report(f"everything is in {folder}")
     return 1 if any(point["num_errors"] for one in sweeps for point in one.points) else 0
 
@@ -99,7 +104,7 @@ async def _measure(
             "setups": [asdict(one) for one in found],
         }
         text = json.dumps(written, indent=2)
-        (folder / "result.json").write_text(f"{text}\n", encoding="utf-8")
+        (folder / RESULT).write_text(f"{text}\n", encoding="utf-8")
     return found
 
 
@@ -126,7 +131,7 @@ def _facts(options: argparse.Namespace, settings: Settings) -> list[str]:
     )
     starts = f"{options.rounds} starts of each" if options.rounds > 1 else ONE_START
     return [
-        f"`{' '.join(['headrace', *sys.argv[1:]])}`",
+        f"`{shlex.join(['headrace', *sys.argv[1:]])}`",
         "",
         f"{settings.model.name}, {load}; each rate for {options.seconds:g} s; good is {options.goodput}. {starts}. "
         "Times in ms.",
