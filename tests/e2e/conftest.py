@@ -46,7 +46,7 @@ TEXT = (
     "throw stones into the race. What did they see when the water was low? "
 )
 FOLDER = Path(__file__).parent
-ALONE = ("test_local.py", "test_nixl_faults.py")  # each has a stack of its own
+ALONE = ("test_local.py", "test_nixl_faults.py", "test_surface.py")  # each has a stack of its own
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -12,7 +12,7 @@ import openai
 import pytest
 from transformers import AutoTokenizer
 
-from ..real_stack import MODEL, Stack
+from ..real_stack import MODEL, Stack, Stacks
 
 pytestmark = [pytest.mark.vllm, pytest.mark.e2e]
 
@@ -23,6 +23,12 @@ CHAT: dict[str, Any] = {
     "temperature": 0,
     "max_tokens": 20,
 }
+
+
+@pytest.fixture(scope="module")
+def stack(stacks: Stacks) -> Stack:
+    """A stack without parsers: with one, derendered token IDs keep the marker of the end, as in vLLM itself."""
+    return stacks.get()
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -234,9 +235,11 @@ class Dropped(logging.Handler):
         if getattr(record, "action", "") == "prefill_dropped":
             self._dropped.put_nowait(record.request_id)  # type: ignore[attr-defined]
 
-    async def wait_for(self, request_id: str) -> None:
-        while await self._dropped.get() != request_id:
-            pass
+    async def wait_for(self, *request_ids: str) -> None:
+        """Return when tasks of these requests were dropped, in whatever order."""
+        missing = Counter(request_ids)
+        while missing:
+            missing -= Counter([await self._dropped.get()])
 
 
 @pytest.fixture
@@ -268,7 +271,8 @@ async def test_a_task_that_comes_again_is_computed_once(
             await pipeline.broker.publish_durable(
                 queue, wire.encode(copy), message_id=uuid.uuid4().hex
             )
-        await dropped.wait_for("unknown")
+    # The worker that computes it keeps its copies until it is done; the other one has its copies dropped one by one.
+    await dropped.wait_for("unknown", "unknown", task.request_id, task.request_id)
     for held in engines.prefill:
         await held.wait_until(lambda stats, n=int(held is engine): stats.num_running == n)  # type: ignore[misc]
         held.release()
