@@ -152,7 +152,7 @@ def ucx(env: Mapping[str, str], has_gpu: bool, rdma_devices: list[str], net: Pat
     """What of `UCX_*` would keep NIXL from the fast ways, or from any."""
     given = {name: value for name, value in sorted(env.items()) if name.startswith("UCX_")}
     if not given:
-        return [ok("ucx", "no UCX_* variable is set: UCX chooses")]
+        return [ok("ucx", "no UCX_* variable is set: the defaults of UCX and headrace hold")]
     shown = ", ".join(f"{name}={value}" for name, value in given.items())
     found = []
     transports = set(filter(None, given.get("UCX_TLS", "all").lower().split(",")))
