@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 from headrace.decode.ownership import Ownership
+from headrace.decode.service import DecodeService
 from headrace.decode.takeover import Succession
 from headrace.shared import subjects, token_ids, wire
 from headrace.shared.broker import Delivery, Received, WorkQueue
@@ -331,3 +332,46 @@ async def test_a_worker_that_was_stopped_and_wakes_up_lets_go_of_what_was_taken_
         assert terminal.status == "ok"
         assert terminal.epoch >= 2  # more, where this process was slower than the hasty broker
         await until_idle(pipeline)
+
+
+async def test_a_job_that_the_broker_forgot_to_have_given_out_is_taken_over(
+    pipeline: Pipeline, client: httpx.AsyncClient, engines: Engines
+) -> None:
+    """Two first owners would both be heard, and each cuts the answer in its own way."""
+    slow_with_one_slot(pipeline)
+    await pipeline.start(Role.GATEWAY, Role.RENDER, Role.PREFILL, Role.DERENDER)
+    await pipeline.start(Role.DECODE)
+    reader, jobs = Reader(pipeline), asyncio.Queue[Received]()
+    await reader.listen()
+    await pipeline.broker.subscribe(f"hr.v1.job.{pool_of(pipeline)}.>", jobs.put_nowait)
+    request = completion(pipeline, "forgotten") | LONG
+    headers = {"X-Request-Id": reader.request_id}
+    async with (
+        asyncio.timeout(WATCHDOG_S),
+        client.stream("POST", "/v1/completions", json=request, headers=headers) as response,
+    ):
+        events = sse(response.aiter_lines())
+        text = text_of(await anext(events))
+        job = await jobs.get()
+        await pipeline.start(Role.DECODE)
+        # As after a crash: the message is in its queue again, and was delivered to nobody.
+        await pipeline.broker.publish_durable(job.subject, job.payload, message_id="again")
+        await reader.until_epoch(2)
+        await engines.decode[0].wait_until(lambda stats: stats.num_running == 0)
+        async for event in events:
+            text += text_of(event)
+    assert text == expected_text("forgotten", NUM_IDS, ignore_eos=True)
+    (terminal,) = await reader.counting_terminals()
+    assert terminal.status == "ok"
+    assert terminal.epoch >= 2  # more, where the hasty broker gave the other copy out again
+
+
+async def test_an_owner_who_may_not_be_the_first_does_not_answer_as_the_first(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is left of the first one's answer, and it may go on all the same."""
+    monkeypatch.setattr(DecodeService, "_may_be_forgotten", lambda self, job: True)
+    await pipeline.start(Role.DERENDER, Role.DECODE)
+    async with asyncio.timeout(WATCHDOG_S):
+        terminal = await job_of_a_lost_owner(pipeline, Reader(pipeline))
+    assert (terminal.status, terminal.epoch) == ("ok", 2)

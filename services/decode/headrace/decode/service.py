@@ -191,7 +191,7 @@ class DecodeService:
 
     async def _answer(self, owned: Owned, delivery: Delivery) -> None:
         start: Start | None = Start(epoch=owned.epoch)
-        if delivery.num_delivered > 1:
+        if delivery.num_delivered > 1 or self._may_be_forgotten(owned.job):
             start = await self._succession.begin(owned.job, delivery.num_delivered)
         elif await has_result(self._worker, owned.job):  # it was submitted twice
             start = None
@@ -200,6 +200,15 @@ class DecodeService:
             job = owned.job
             self._worker.events.request("started", job.tenant, job.lane, job.request_id)
             await self._own(owned, start, delivery.reply)
+
+    def _may_be_forgotten(self, job: Job) -> bool:
+        """Whether a killed broker may have forgotten that it gave the job to somebody before.
+
+        It has, at times, where a worker was killed with it: so it counts as well when this worker is new.
+        """
+        render = job.timings.workers.get("render", "")
+        published = job.published + self._worker.table.clock_offset(render)
+        return self._worker.broker.back_at >= published
 
     def _check_subject(self, job: Job, delivery: Delivery) -> None:
         """The broker's permissions and limits hold a tenant to its subject, not to what stands in the job."""

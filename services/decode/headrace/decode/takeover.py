@@ -80,7 +80,8 @@ class Succession:
         """
         if await has_result(self._worker, job):
             return None
-        epoch = max(num_delivered, (await self._seen(job)).epoch + 1)
+        # 2 at least: a first owner may be there of whom the broker has forgotten everything.
+        epoch = max(2, num_delivered, (await self._seen(job)).epoch + 1)
         # Whoever answers still has to fall silent, or another message would always come in between.
         await self._broadcast(self._takeover(job, epoch, 0))
         while True:
