@@ -10,13 +10,14 @@ from headrace.shared.nats_server import NatsServer
 from headrace.shared.subjects import Role
 
 CONFIG = Path(__file__).parents[3] / "nats-server.conf"
+MONITOR, ANY_PORT = '"127.0.0.1:8222"', '"127.0.0.1:-1"'  # another broker of this machine may have the first
 PASSWORDS = {f"HEADRACE_{name.upper()}_PASSWORD": f"pw-{name}" for name in [*Role, "admin", "sys"]}
 
 
 def server(folder: Path, text: str, env: Mapping[str, str] | None = None) -> NatsServer:
     """Return a server with this configuration; each user's password is `pw-<user>`."""
     config = folder / "deployed.conf"
-    config.write_text(text)
+    config.write_text(text.replace(MONITOR, ANY_PORT))
     return NatsServer(folder / "nats", config=config, env={**PASSWORDS, **(env or {})})
 
 
