@@ -375,3 +375,16 @@ async def test_an_owner_who_may_not_be_the_first_does_not_answer_as_the_first(
     async with asyncio.timeout(WATCHDOG_S):
         terminal = await job_of_a_lost_owner(pipeline, Reader(pipeline))
     assert (terminal.status, terminal.epoch) == ("ok", 2)
+
+
+@pytest.mark.usefixtures("second_delivery")
+async def test_an_answer_whose_beginning_is_forgotten_is_made_anew(pipeline: Pipeline) -> None:
+    """Its reader, who may have got none of it, would else wait for what nobody has."""
+    await pipeline.start(Role.DERENDER, Role.DECODE)
+    reader = Reader(pipeline)
+    late = Chunk(request_id=reader.request_id, seq=2, chunks=(b"{}",), epoch=1)
+    subject = subjects.out("default", reader.request_id)
+    await pipeline.broker.publish_durable(subject, wire.encode(late), message_id="late")
+    async with asyncio.timeout(WATCHDOG_S):
+        terminal = await job_of_a_lost_owner(pipeline, reader)
+    assert (terminal.status, terminal.epoch, terminal.seq) == ("ok", 2, 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from headrace.decode.continuation import Continuation, continued
@@ -92,12 +92,14 @@ class Succession:
                 epoch = before.epoch + 1
                 await self._broadcast(self._takeover(job, epoch, 0))
             continuation = None
-            if before.chunks:
-                continuation = continued(job, before.chunks, self._engine)
-            seq = before.chunks[-1].seq + 1 if before.chunks else 0
+            # Without its beginning, which a killed broker forgot, nothing of an answer is of use: it is made anew.
+            chunks = before.chunks if _is_whole(before.chunks) else ()
+            if chunks:
+                continuation = continued(job, chunks, self._engine)
+            seq = len(chunks)
             if await self._store(self._takeover(job, epoch, seq), before.last):
                 break
-        if before.chunks and continuation is None:
+        if chunks and continuation is None:
             await self._end(job, epoch, seq)
             return None
         return Start(epoch=epoch, continuation=continuation)
@@ -150,3 +152,8 @@ class Succession:
         )
         terminal = terminal_of(job.request_id, error, seq=seq, epoch=epoch, timings=job.timings)
         await publish_end(self._worker, job, terminal)
+
+
+def _is_whole(chunks: Sequence[Chunk]) -> bool:
+    """Whether none of these chunks, in order, misses one before it."""
+    return all(chunk.seq == seq for seq, chunk in enumerate(chunks))
