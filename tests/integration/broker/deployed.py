@@ -10,7 +10,10 @@ from headrace.shared.nats_server import NatsServer
 from headrace.shared.subjects import Role
 
 CONFIG = Path(__file__).parents[3] / "nats-server.conf"
-MONITOR, ANY_PORT = '"127.0.0.1:8222"', '"127.0.0.1:-1"'  # another broker of this machine may have the first
+MONITOR, ANY_PORT = (
+    '"127.0.0.1:8222"',
+    '"127.0.0.1:-1"',
+)  # another broker of this machine may have the first
 PASSWORDS = {f"HEADRACE_{name.upper()}_PASSWORD": f"pw-{name}" for name in [*Role, "admin", "sys"]}
 
 
