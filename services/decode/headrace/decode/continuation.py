@@ -38,18 +38,23 @@ def may_continue(job: Job, engine: DecodeEngine) -> bool:
     )
 
 
+def is_whole(chunks: Sequence[Chunk]) -> bool:
+    """Whether these chunks, in order, begin with the first one of their answer and miss none between."""
+    return all(chunk.seq == seq for seq, chunk in enumerate(chunks))
+
+
 def continued(job: Job, chunks: Sequence[Chunk], engine: DecodeEngine) -> Continuation | None:
     """Return how to go on behind these chunks, or None where that is not exact.
 
     `chunks` are the messages of the answer that count, in order. Raises: BadRequestError as `may_continue`.
     """
     entries = tuple(entry for chunk in chunks for entry in chunk.entries)
-    is_whole = all(chunk.seq == seq for seq, chunk in enumerate(chunks)) and all(
-        chunk.entries
-        for chunk in chunks[:-1]  # the last one may be the usage, of all of them
-    )
+    # Of all of them the last one may be the usage.
+    have_entries = all(chunk.entries for chunk in chunks[:-1])
     is_in_order = all(entry.index == index for index, entry in enumerate(entries))
-    if not (entries and is_whole and is_in_order and may_continue(job, engine)):
+    if not (
+        entries and is_whole(chunks) and have_entries and is_in_order and may_continue(job, engine)
+    ):
         return None
     if entries[-1].finish_reason is not None:
         return Continuation(entries=entries, first_seq=len(chunks), rest=None)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from headrace.decode.continuation import Continuation, continued
+from headrace.decode.continuation import Continuation, continued, is_whole
 from headrace.engine.interface import DecodeEngine
 from headrace.shared import subjects, wire
 from headrace.shared.broker import Received
@@ -93,7 +93,7 @@ class Succession:
                 await self._broadcast(self._takeover(job, epoch, 0))
             continuation = None
             # Without its beginning, which a killed broker forgot, nothing of an answer is of use: it is made anew.
-            chunks = before.chunks if _is_whole(before.chunks) else ()
+            chunks = before.chunks if is_whole(before.chunks) else ()
             if chunks:
                 continuation = continued(job, chunks, self._engine)
             seq = len(chunks)
@@ -152,8 +152,3 @@ class Succession:
         )
         terminal = terminal_of(job.request_id, error, seq=seq, epoch=epoch, timings=job.timings)
         await publish_end(self._worker, job, terminal)
-
-
-def _is_whole(chunks: Sequence[Chunk]) -> bool:
-    """Whether none of these chunks, in order, misses one before it."""
-    return all(chunk.seq == seq for seq, chunk in enumerate(chunks))
