@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ MODEL = "smollm2-135m-instruct"
 SLOTS = 32
 NUM_SHORT = 16
 NUM_SYSTEMS = 8
-RT_PAUSE_S = 1.0
+RT_PAUSE_S = 0.5
 POLL_S = 0.25
 # `vllm` of a CPU build: it looks for a distribution of another name.
 VLLM = """
@@ -123,17 +125,31 @@ def finish(client: httpx.Client, batch_id: str) -> dict[str, Any]:
         time.sleep(POLL_S)
 
 
-def ttft_s(client: httpx.Client, number: int) -> float:
-    """Return how long one streamed request waited for its first token."""
-    messages = [{"role": "user", "content": f"Hello, this is question {number}."}]
-    body = {"model": MODEL, "messages": messages, "max_tokens": 8, "stream": True}
-    started = time.monotonic()
-    with client.stream("POST", "/v1/chat/completions", json=body) as response:
-        response.raise_for_status()
-        for line in response.iter_lines():
-            if '"content":"' in line.replace(" ", "") and '"content":""' not in line:
-                return time.monotonic() - started
-    raise RuntimeError("no token came")
+@dataclass
+class Felt:
+    """What `rt` requests felt, in seconds."""
+
+    ttfts: list[float] = field(default_factory=list)
+    itls: list[float] = field(default_factory=list)  #: each the length of one decode step
+
+    def ask(self, client: httpx.Client) -> None:
+        """Send one streamed request."""
+        messages = [{"role": "user", "content": f"Hello, this is question {len(self.ttfts)}."}]
+        body = {"model": MODEL, "messages": messages, "max_tokens": 8, "stream": True}
+        times = [time.monotonic()]
+        with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            response.raise_for_status()
+            for line in response.iter_lines():
+                if '"content":"' in line.replace(" ", "") and '"content":""' not in line:
+                    times.append(time.monotonic())
+        if len(times) == 1:
+            raise RuntimeError("no token came")
+        self.ttfts.append(times[1] - times[0])
+        self.itls += [after - before for before, after in itertools.pairwise(times[1:])]
+
+    def told(self) -> dict[str, Any]:
+        """Return it as it is written."""
+        return {"ttft": percentiles(self.ttfts), "decode_step": percentiles(self.itls)}
 
 
 def percentiles(values: list[float]) -> dict[str, float]:
@@ -142,14 +158,12 @@ def percentiles(values: list[float]) -> dict[str, float]:
     return {"num": len(values), "p50_s": round(cuts[49], 3), "p99_s": round(cuts[98], 3)}
 
 
-def rt_beside(url: str, done: threading.Event, least: int) -> list[float]:
+def rt_beside(url: str, done: threading.Event, least: int, felt: Felt) -> None:
     """Send `rt` requests, one after another, until `done`, and so many at least."""
-    found: list[float] = []
     with httpx.Client(base_url=url, timeout=300) as client:
-        while not done.is_set() or len(found) < least:
-            found.append(ttft_s(client, len(found)))
-            done.wait(RT_PAUSE_S) or time.sleep(0 if len(found) >= least else RT_PAUSE_S)
-    return found
+        while not done.is_set() or len(felt.ttfts) < least:
+            felt.ask(client)
+            done.wait(RT_PAUSE_S) or time.sleep(0 if len(felt.ttfts) >= least else RT_PAUSE_S)
 
 
 def run_headrace(url: str, short: Path, long: Path, num_rt: int) -> dict[str, Any]:
@@ -163,16 +177,16 @@ def run_headrace(url: str, short: Path, long: Path, num_rt: int) -> dict[str, An
         found["counts"] = batch["request_counts"]
         never = threading.Event()
         never.set()
-        found["rt_alone"] = percentiles(rt_beside(url, never, num_rt))
+        alone, beside = Felt(), Felt()
+        rt_beside(url, never, num_rt, alone)
         done = threading.Event()
         batch_id = create(client, long)
-        beside: list[float] = []
-        thread = threading.Thread(target=lambda: beside.extend(rt_beside(url, done, 2)))
+        thread = threading.Thread(target=rt_beside, args=(url, done, 2, beside))
         thread.start()
         finish(client, batch_id)
         done.set()
         thread.join()
-        found["rt_beside"] = percentiles(beside)
+        found |= {"rt_alone": alone.told(), "rt_beside": beside.told()}
     return found
 
 

@@ -151,6 +151,7 @@ def test_the_scheduler_asks_before_it_decides(vllms: str, expected: str) -> None
 
     class Vllms:
         connector = Connector()
+        running = waiting = ()
 
         def _update_from_kv_xfer_finished(self, output: Any) -> None:
             order.append(output.finished_recving)

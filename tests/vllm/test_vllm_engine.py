@@ -13,7 +13,9 @@ import pytest
 from prometheus_client import REGISTRY
 
 from headrace.engine.interface import DecodeOutput
+from headrace.engine.priorities import engine_priority
 from headrace.shared.errors import BadRequestError, EngineRequestError, HandoffError
+from headrace.shared.subjects import Lane
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -46,6 +48,7 @@ def generate(
     kv: dict[str, Any] | None = None,
     params: bytes | None = None,
     salt: str | None = None,
+    lane: Lane = Lane.RT,
     **more: Any,
 ) -> Any:
     return engines.decode.generate(
@@ -54,7 +57,7 @@ def generate(
         params or sampling_params(),
         kv_transfer_params=kv,
         cache_salt=salt,
-        priority=0,
+        priority=engine_priority(lane, 0),
         **more,
     )
 
@@ -65,6 +68,32 @@ async def collect(outputs: Any) -> list[DecodeOutput]:
 
 def token_ids_of(outputs: list[DecodeOutput]) -> list[int]:
     return [token_id for output in outputs for token_id in output.token_ids]
+
+
+async def test_batch_work_that_sits_out_steps_is_answered_as_without_them(engines: Any) -> None:
+    """An `rt` request's prompt is computed in steps of its own, and the batch goes on behind them."""
+    params = sampling_params(max_tokens=40, ignore_eos=True)
+    slow = [prompt(20), prompt(70)]
+    quick = [prompt(150), prompt(40), prompt(300)]
+    alone = [
+        token_ids_of(await collect(generate(engines, ids, params=params, salt="alone")))
+        for ids in slow + quick
+    ]
+
+    async def interrupted(ids: list[int]) -> list[int]:
+        found = []
+        async for output in generate(engines, ids, params=params, salt="beside", lane=Lane.BULK):
+            found.append(output)
+            if len(found) in (3, 9, 15) and ids is slow[0]:
+                answers.append(asyncio.create_task(urgent(quick[len(answers)])))
+        return token_ids_of(found)
+
+    async def urgent(ids: list[int]) -> list[int]:
+        return token_ids_of(await collect(generate(engines, ids, params=params, salt="beside")))
+
+    answers: list[asyncio.Task[list[int]]] = []
+    batch = await asyncio.gather(*(interrupted(ids) for ids in slow))
+    assert [*batch, *[await answer for answer in answers]] == alone
 
 
 @pytest.mark.parametrize("length", [31, 32, 33, 300])

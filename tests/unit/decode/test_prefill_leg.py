@@ -12,9 +12,9 @@ import pytest
 
 from headrace.decode.pending import AttemptFailedError
 from headrace.decode.prefill_leg import PrefillLeg
-from headrace.decode.priority import engine_priority
 from headrace.engine.fake_text import expected_prompt_logprobs
 from headrace.engine.interface import EngineInfo
+from headrace.engine.priorities import engine_priority
 from headrace.shared import subjects, token_ids, wire
 from headrace.shared.broker import Received
 from headrace.shared.errors import BadRequestError, BrokerError, HandoffError, NoWorkerError
@@ -237,7 +237,7 @@ async def test_salt_priority_and_logprobs_of_the_job_stand_in_the_task() -> None
     assert (await attempt).prompt_logprobs == expected_prompt_logprobs(IDS, 2)
     assert subject == subjects.prefill(POOL, Lane.RT)
     assert (task.priority, task.cache_salt, task.prompt_logprobs) == (
-        engine_priority(JOB),
+        engine_priority(JOB.lane, JOB.priority),
         "salt",
         2,
     )

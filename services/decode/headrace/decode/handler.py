@@ -13,9 +13,9 @@ import msgspec
 from headrace.decode.pending import AttemptFailedError
 from headrace.decode.prefill_leg import PrefillLeg
 from headrace.decode.prefix_index import PrefixIndex
-from headrace.decode.priority import engine_priority
 from headrace.decode.stream import Stream
 from headrace.engine.interface import DecodeEngine
+from headrace.engine.priorities import engine_priority
 from headrace.shared import metrics, token_ids
 from headrace.shared.errors import EngineRequestError, HandoffError, NoWorkerError, RequestError
 from headrace.shared.intake import all_or_none
@@ -231,7 +231,7 @@ class DecodeHandler:
                 prompt.sampling_params,
                 kv_transfer_params=kv_transfer_params,
                 cache_salt=prompt.cache_salt,
-                priority=engine_priority(job),
+                priority=engine_priority(job.lane, job.priority),
                 seed_offset=i,
                 reasoning_ended=prompt.reasoning_ended,
                 reasoning_parser_kwargs=prompt.reasoning_parser_kwargs,

@@ -14,8 +14,8 @@ from headrace.decode import handoff as handoffs
 from headrace.decode.handoff_inbox import HandoffInbox, log_refused
 from headrace.decode.peers import Peers
 from headrace.decode.pending import AttemptFailedError, Pending
-from headrace.decode.priority import engine_priority
 from headrace.engine.interface import DecodeEngine, EngineInfo
+from headrace.engine.priorities import engine_priority
 from headrace.shared import spans, subjects, wire
 from headrace.shared.errors import (
     BrokerError,
@@ -147,7 +147,7 @@ class PrefillLeg:
             token_ids=prompt.token_ids,
             prompt_hash=prompt_hash(prompt.token_ids, prompt.cache_salt),
             cache_salt=prompt.cache_salt,
-            priority=engine_priority(job),
+            priority=engine_priority(job.lane, job.priority),
             lane=job.lane,
             prompt_logprobs=prompt.prompt_logprobs,
             traceparent=self._worker.tracer.child(job.traceparent),
