@@ -184,6 +184,7 @@ class Worker:
         Raises: EngineDeadError, which ends the worker; what it held is delivered to another one.
         """
         metrics.taken(delivery)
+        num_losses = self.broker.num_losses
         num_tries = await self._num_tries(delivery)
         if num_tries > MAX_DELIVERIES:
             reason = f"delivered {MAX_DELIVERIES} times and never settled"
@@ -204,6 +205,8 @@ class Worker:
                 error,
                 extra={"action": "not_settled", "subject": delivery.subject},
             )
+            if self.broker.num_losses != num_losses:  # nothing is wrong with the message
+                await self.hand_back(delivery, REDELIVERY_DELAY_S)
         except Exception as error:
             logger.exception(
                 "message on %s made this worker fail",

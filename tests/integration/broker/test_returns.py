@@ -9,7 +9,9 @@ import pytest
 import pytest_asyncio
 
 from headrace.shared import subjects
+from headrace.shared import worker as worker_module
 from headrace.shared.broker import Broker, Delivery, WorkQueue
+from headrace.shared.errors import BrokerError
 from headrace.shared.settings import BrokerSettings, Settings
 from headrace.shared.subjects import Lane, Role
 from headrace.shared.worker import MAX_DELIVERIES, Worker, joined
@@ -98,5 +100,21 @@ async def test_a_worker_that_is_ended_gives_its_message_back_unharmed(bench: Ben
         await running.wait()
         job.cancel()
         await asyncio.gather(job, return_exceptions=True)
+    await bench.settle()
+    assert (bench.num_worked, bench.num_given_up) == (1, 0)
+
+
+async def test_a_message_is_none_the_worse_for_a_broker_that_was_lost_meanwhile(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "REDELIVERY_DELAY_S", 0.0)
+
+    async def lose(delivery: Delivery) -> None:
+        bench.worker.broker._connections.num_losses += 1
+        raise BrokerError("the broker was away")
+
+    await bench.put()
+    for _ in range(MANY):
+        await bench.worker.settle(await bench.take(), lose, bench._give_up)
     await bench.settle()
     assert (bench.num_worked, bench.num_given_up) == (1, 0)
