@@ -479,6 +479,22 @@ class Takeover(Message, frozen=True, tag="takeover.v1"):
     """The new owner."""
 
 
+class AskOwner(Message, frozen=True, tag="ask_owner.v1"):
+    """Is this request in your hands? A request: decode → one other decode worker, after the broker was away."""
+
+    request_id: str
+    """The request."""
+    tenant: str
+    """Its tenant."""
+
+
+class Owner(Message, frozen=True, tag="owner.v1"):
+    """The answer to that: a decode worker → the one that asked, as the reply."""
+
+    is_owner: bool
+    """Whether it is answering the request, and will end it."""
+
+
 class Terminal(Message, frozen=True, tag="terminal.v1"):
     """The one end of a request: whichever stage ends it → the edge."""
 

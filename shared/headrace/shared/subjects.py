@@ -186,6 +186,11 @@ def takeover_all() -> str:
     return f"{ROOT}.ctl.takeover.*.*"
 
 
+def owner(instance: str) -> str:
+    """Is this request in your hands? Decode → one other decode worker, which answers at once."""
+    return f"{ROOT}.ctl.owner.{instance}"
+
+
 def heartbeat(slug: str, role: Role, instance: str) -> str:
     """Heartbeats: every worker → whoever keeps a table of workers."""
     return f"{ROOT}.ctl.heartbeat.{slug}.{role}.{instance}"

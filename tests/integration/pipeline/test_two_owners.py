@@ -15,6 +15,8 @@ import httpx
 import msgspec
 import pytest
 
+from headrace.decode import elsewhere, service
+from headrace.decode.elsewhere import Elsewhere
 from headrace.decode.ownership import Ownership
 from headrace.decode.service import DecodeService
 from headrace.decode.takeover import Succession
@@ -54,6 +56,18 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
         return dataclasses.replace(job(cls, pool, lane), ack_wait_s=1.0)
 
     monkeypatch.setattr(WorkQueue, "job", classmethod(short))
+
+
+@pytest.fixture(autouse=True)
+def deaf(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody hears who asks whether it has a job: as if it were stopped, or cut off."""
+    if "asked" not in request.fixturenames:
+        make_deaf(monkeypatch)
+
+
+def make_deaf(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elsewhere, "ANSWER_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(Elsewhere, "_on_question", lambda self, received: None)
 
 
 def slow_with_one_slot(pipeline: Pipeline) -> None:
@@ -334,13 +348,36 @@ async def test_a_worker_that_was_stopped_and_wakes_up_lets_go_of_what_was_taken_
         await until_idle(pipeline)
 
 
-async def test_a_job_that_the_broker_forgot_to_have_given_out_is_taken_over(
-    pipeline: Pipeline, client: httpx.AsyncClient, engines: Engines
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[bool]:
+    """What each worker is told that asks whether another one has its job."""
+    told, has = asyncio.Queue[bool](), Elsewhere.has
+
+    async def noted(self: Elsewhere, job: Job) -> bool:
+        found = await has(self, job)
+        told.put_nowait(found)
+        return found
+
+    monkeypatch.setattr(Elsewhere, "has", noted)
+    return told
+
+
+@pytest.mark.parametrize("owner", ["answers", "is deaf", "goes in between"])
+async def test_a_job_that_the_broker_forgot_to_have_given_out_has_one_owner(
+    pipeline: Pipeline,
+    client: httpx.AsyncClient,
+    engines: Engines,
+    monkeypatch: pytest.MonkeyPatch,
+    asked: asyncio.Queue[bool],
+    owner: str,
 ) -> None:
     """Two first owners would both be heard, and each cuts the answer in its own way."""
     slow_with_one_slot(pipeline)
     await pipeline.start(Role.GATEWAY, Role.RENDER, Role.PREFILL, Role.DERENDER)
-    await pipeline.start(Role.DECODE)
+    if owner == "is deaf":
+        make_deaf(monkeypatch)
+    (first,) = await pipeline.start(Role.DECODE)
+    monkeypatch.setattr(service, "ELSEWHERE_PAUSE_S", 0.05)
     reader, jobs = Reader(pipeline), asyncio.Queue[Received]()
     await reader.listen()
     await pipeline.broker.subscribe(f"hr.v1.job.{pool_of(pipeline)}.>", jobs.put_nowait)
@@ -355,15 +392,24 @@ async def test_a_job_that_the_broker_forgot_to_have_given_out_is_taken_over(
         job = await jobs.get()
         await pipeline.start(Role.DECODE)
         # As after a crash: the message is in its queue again, and was delivered to nobody.
-        await pipeline.broker.publish_durable(job.subject, job.payload, message_id="again")
-        await reader.until_epoch(2)
-        await engines.decode[0].wait_until(lambda stats: stats.num_running == 0)
+        message_id = f"{reader.request_id}.again"
+        await pipeline.broker.publish_durable(job.subject, job.payload, message_id=message_id)
+        assert await asked.get() is (owner != "is deaf")
+        if owner == "goes in between":
+            await first.kill()
+        if owner != "answers":
+            await reader.until_epoch(2)
+            await engines.decode[0].wait_until(lambda stats: stats.num_running == 0)
         async for event in events:
             text += text_of(event)
     assert text == expected_text("forgotten", NUM_IDS, ignore_eos=True)
     (terminal,) = await reader.counting_terminals()
     assert terminal.status == "ok"
-    assert terminal.epoch >= 2  # more, where the hasty broker gave the other copy out again
+    if owner == "answers":
+        assert terminal.epoch == 1
+    else:
+        assert terminal.epoch >= 2  # more, where the hasty broker gave the other copy out again
+    await until_idle(pipeline)
 
 
 async def test_an_owner_who_may_not_be_the_first_does_not_answer_as_the_first(
@@ -388,3 +434,31 @@ async def test_an_answer_whose_beginning_is_forgotten_is_made_anew(pipeline: Pip
     async with asyncio.timeout(WATCHDOG_S):
         terminal = await job_of_a_lost_owner(pipeline, reader)
     assert (terminal.status, terminal.epoch, terminal.seq) == ("ok", 2, 0)
+
+
+@pytest.mark.usefixtures("second_delivery")
+async def test_a_request_is_not_rendered_again_for_what_came_behind_its_end(
+    pipeline: Pipeline,
+) -> None:
+    """The worker that has not heard of an end goes on."""
+    await pipeline.start(Role.RENDER)
+    reader, jobs = Reader(pipeline), asyncio.Queue[Received]()
+    out = subjects.out("default", reader.request_id)
+    end = Terminal(request_id=reader.request_id, seq=0, status="ok", http_status=200, epoch=1)
+    late = Chunk(request_id=reader.request_id, seq=0, chunks=(b"{}",), epoch=1)
+    for number, message in enumerate((end, late)):
+        message_id = f"{reader.request_id}.{number}"
+        await pipeline.broker.publish_durable(out, wire.encode(message), message_id=message_id)
+    render = pipeline.heartbeat(Role.RENDER)
+    pool = subjects.pool(render.model, render.contract)
+    await pipeline.broker.subscribe(f"hr.v1.job.{pool}.>", jobs.put_nowait)
+    slug = subjects.model_slug(pipeline.settings.model.served_name)
+    async with asyncio.timeout(WATCHDOG_S):
+        await pipeline.broker.publish_durable(
+            subjects.req("default", slug, Lane.RT),
+            msgspec.json.encode(completion(pipeline, "ended")),
+            message_id=f"{reader.request_id}.again",
+            headers={"Hr-Request-Id": reader.request_id, "Hr-Endpoint": "completions"},
+        )
+        await until_settled(pipeline, WorkQueue.req(slug, Lane.RT))
+    assert jobs.empty()

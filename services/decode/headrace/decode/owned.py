@@ -36,6 +36,11 @@ class Owned:
         """Whether another worker has taken it over."""
         return self.superseded_by > 0
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether this worker is going to end it, as far as is known."""
+        return not (self.is_superseded or self.is_given_back or self.ended.done())
+
     def supersede(self, epoch: int) -> None:
         """Let go of the job at once: nothing more of it is published, and it is not acked."""
         if not self.is_superseded:

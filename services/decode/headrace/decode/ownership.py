@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import Iterator
 
+from headrace.decode.elsewhere import Elsewhere
 from headrace.decode.owned import Absences, JobKey, Owned
 from headrace.decode.takeover import Succession
 from headrace.shared import subjects
@@ -33,10 +34,12 @@ class Ownership:
         self._succession = succession
         self._owned: dict[JobKey, Owned] = {}
         self._absences = Absences(lambda: worker.broker.num_losses)
+        self._elsewhere = Elsewhere(worker, self._has)
 
     async def start(self) -> None:
-        """Listen for takeovers. Raises: BrokerError."""
+        """Listen for takeovers, and answer who asks. Raises: BrokerError."""
         await self._worker.broker.subscribe(subjects.takeover_all(), self._on_takeover)
+        await self._elsewhere.start()
 
     def get(self, job: Job) -> Owned | None:
         """Return the job as it is owned here, if it is."""
@@ -52,11 +55,15 @@ class Ownership:
                 await delivery.ack()
                 return True
             if not owned.is_superseded:
-                await delivery.nak()
+                await self._worker.hand_back(delivery)
                 return True
             if owned.superseded_by > delivery.num_delivered:
                 return True  # by a delivery after this one: it is another worker's, and not to be disturbed
         return False
+
+    async def is_elsewhere(self, job: Job) -> bool:
+        """Whether another worker has the job, answers, and will end it."""
+        return await self._elsewhere.has(job)
 
     @contextlib.contextmanager
     def hold(self, job: Job, epoch: int) -> Iterator[Owned]:
@@ -96,12 +103,17 @@ class Ownership:
         """Check the jobs after each absence, until cancelled."""
         while True:
             await asyncio.sleep(CHECK_S)
+            self._elsewhere.look()
             self._absences.count()
             for owned in list(self._owned.values()):
                 try:
                     await self.check(owned)
                 except BrokerError as error:  # checked again before the ack at the latest
                     logger.warning("job not checked: %s", error, extra={"action": "check_failed"})
+
+    def _has(self, tenant: str, request_id: str) -> bool:
+        owned = self._owned.get((tenant, request_id))
+        return owned is not None and owned.is_kept
 
     def _on_takeover(self, received: Received) -> None:
         takeover = announced(received)

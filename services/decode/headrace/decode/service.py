@@ -48,6 +48,8 @@ from headrace.shared.worker import Worker, joined, status_of, terminal_of
 logger = logging.getLogger(__name__)
 
 END_GRACE_S = 10.0
+ELSEWHERE_PAUSE_S = 1.0
+"""Until the queue gives a job out again whose owner is there: that one takes it off the queue when it has ended."""
 
 
 async def run(settings: Settings, *, engine: EngineKind, stop: asyncio.Event) -> None:
@@ -159,8 +161,16 @@ class DecodeService:
             return
         async with delivery.keep_alive():
             # This worker may have it still: it was away for longer than `ack_wait`.
-            if not await self._ownership.settled(job, delivery):
-                await self._take_on(job, delivery)
+            if await self._ownership.settled(job, delivery):
+                return
+            if self._may_be_forgotten(job) and await self._ownership.is_elsewhere(job):
+                logger.info(
+                    "another worker has the job",
+                    extra={"action": "job_elsewhere", "request_id": job.request_id},
+                )
+                await self._worker.hand_back(delivery, ELSEWHERE_PAUSE_S)
+                return
+            await self._take_on(job, delivery)
 
     async def _take_on(self, job: Job, delivery: Delivery) -> None:
         """Own a job until it is acked, goes back, or another worker takes it over."""

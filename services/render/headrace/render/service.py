@@ -135,8 +135,9 @@ async def has_ended(worker: Worker, submission: Submission, delivery: Delivery) 
     """Whether a submission comes again after its end: then nothing is computed."""
     # Whoever published its end may have been killed before the ack, or the broker may have forgotten that.
     if delivery.num_delivered > 1 or worker.broker.back_at >= submission.accepted:
-        last = await worker.broker.last(subjects.out(submission.tenant, submission.request_id))
-        if last is not None and is_ended_by(last, 0):
+        # All of it: a worker that has not heard of the end goes on, and its chunks come behind that.
+        answer = await worker.broker.replay(subjects.out(submission.tenant, submission.request_id))
+        if any(is_ended_by(message, 0) for message in answer):
             return True
     if not await has_result(worker, submission):
         return False
