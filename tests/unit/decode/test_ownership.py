@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -215,3 +216,22 @@ async def test_of_two_deliveries_of_a_lost_job_one_is_worked_on_and_the_other_wa
         assert not third.done()
         acked.set()
     assert order == ["2 owns", "3 settled"]
+
+
+@pytest.mark.parametrize("how", ["given back", "taken over", "acked"])
+async def test_who_asks_hears_of_a_job_that_will_be_ended_here_alone(case: Case, how: str) -> None:
+    assert not case.ownership._has("t", "r")
+    with contextlib.suppress(asyncio.CancelledError), case.ownership.hold(JOB, 1) as owned:
+        assert case.ownership._has("t", "r")
+        assert not case.ownership._has("t", "another")
+        if how == "given back":
+            owned.give_back()
+        elif how == "taken over":
+            owned.supersede(2)
+        else:
+            owned.ended.set_result(True)
+        assert not case.ownership._has("t", "r")
+        await asyncio.sleep(0)
+    task = asyncio.current_task()
+    assert task is not None
+    task.uncancel()
