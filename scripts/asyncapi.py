@@ -3,7 +3,7 @@
 .venv/bin/python -m scripts.asyncapi            # the document
 .venv/bin/python -m scripts.asyncapi --check    # say whether it is up to date; change nothing
 
-Subjects come from `subjects.py`, messages from `messages.py`, examples from the golden messages.
+Subjects come from `subjects.py`, messages from the package `messages`, examples from the golden messages.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import msgspec
 import yaml
 
 from headrace.shared import subjects, submission
-from headrace.shared.broker.topology import DAY_S, OUT_STREAM, Topology
+from headrace.shared.broker.streams import DAY_S, OUT_STREAM
+from headrace.shared.broker.topology import Topology
 from headrace.shared.messages import Cancel, Chunk, Endpoint, Takeover, Terminal
 from headrace.shared.settings import BrokerSettings
 from headrace.shared.subjects import Lane

@@ -5,8 +5,8 @@
 .venv/bin/python scripts/protocol_tables.py --golden    # <tag>.msgpack from each <tag>.json
 
 A golden message is written by hand as `tests/unit/golden/<tag>.json` (bytes in base64); it is the example in the
-document too. What lies between `<!-- generated:NAME -->` and `<!-- /generated -->` comes from `messages.py` and
-`topology.py`.
+document too. What lies between `<!-- generated:NAME -->` and `<!-- /generated -->` comes from the package `messages`
+and from `streams.py`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ import msgspec
 
 from headrace.shared import messages, token_ids, wire
 from headrace.shared.broker import WorkQueue
-from headrace.shared.broker.topology import MIB, Stream, streams
+from headrace.shared.broker.streams import MIB, Stream, streams
 from headrace.shared.messages import Frame, Job, Tokens
 from headrace.shared.settings import BrokerSettings
+from headrace.shared.subjects import Lane, Role
 from headrace.shared.wire import TAG_FIELD, Message
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,16 +42,17 @@ PROMPT_BYTES = 4_400  # of English text that makes so many token IDs
 BLOCK_SIZE = 128
 
 UNITS = {"_s": "seconds", "_bytes": "bytes"}
-WORDS = (
-    "Endpoint",
-    "RenderAsk",
-    "DerenderAsk",
-    "Status",
-    "FinishReason",
-    "LevelName",
-    "Lane",
-    "Role",
-)
+#: closed sets of words that fields hold
+WORDS: dict[str, Any] = {
+    "Endpoint": messages.Endpoint,
+    "RenderAsk": messages.RenderAsk,
+    "DerenderAsk": messages.DerenderAsk,
+    "Status": messages.Status,
+    "FinishReason": messages.FinishReason,
+    "LevelName": messages.LevelName,
+    "Lane": Lane,
+    "Role": Role,
+}
 #: who fills the structs in whose docstring no arrow says it
 SENDERS = {
     "Prompt": "render",
@@ -77,18 +79,18 @@ class Field:
 
 
 def structs() -> dict[str, type[msgspec.Struct]]:
-    """Return every struct of `messages.py` by name, in the order of the file."""
+    """Return every struct of the messages by name."""
     return {
         name: value
         for name, value in vars(messages).items()
         if inspect.isclass(value)
         and issubclass(value, msgspec.Struct)
-        and value.__module__ == messages.__name__
+        and value.__module__.startswith(messages.__name__)
     }
 
 
 def message_types() -> dict[str, type[Message]]:
-    """Return every message by tag, in the order of the file."""
+    """Return every message by tag."""
     return {
         wire.tag_of(struct): struct for struct in structs().values() if issubclass(struct, Message)
     }
@@ -96,10 +98,8 @@ def message_types() -> dict[str, type[Message]]:
 
 def fields_of(name: str) -> list[Field]:
     """Return the fields of a struct, each with the docstring under it."""
-    tree = ast.parse(inspect.getsource(messages))
-    (definition,) = (
-        node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name
-    )
+    (definition,) = ast.parse(inspect.getsource(structs()[name])).body
+    assert isinstance(definition, ast.ClassDef)
     found = []
     for index, node in enumerate(definition.body):
         if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
@@ -109,11 +109,17 @@ def fields_of(name: str) -> list[Field]:
             Field(
                 name=node.target.id,
                 type=ast.unparse(node.annotation),
-                default=None if node.value is None else ast.unparse(node.value),
+                default=None if node.value is None else _default(node.value),
                 doc=_docstring(below[0]) if below else "",
             )
         )
     return found
+
+
+def _default(node: ast.expr) -> str:
+    """Return a default as its source says it; a factory's as what it makes."""
+    text = ast.unparse(node)
+    return "{}" if text == "msgspec.field(default_factory=dict)" else text
 
 
 def _docstring(node: ast.stmt) -> str:
@@ -272,8 +278,7 @@ def message_block(tag: str) -> str:
 def words_block() -> str:
     """Return the closed sets of words that fields hold."""
     lines = []
-    for name in WORDS:
-        kind = getattr(messages, name)
+    for name, kind in WORDS.items():
         words = (
             list(kind) if inspect.isclass(kind) and issubclass(kind, StrEnum) else get_args(kind)
         )
@@ -312,7 +317,8 @@ def _stream_row(stream: Stream) -> str:
 def _age(seconds: int) -> str:
     day, minute = 86_400, 60
     if seconds % day == 0:
-        return f"{seconds // day} days"
+        days = seconds // day
+        return "1 day" if days == 1 else f"{days} days"
     return f"{seconds // minute} min"
 
 
@@ -326,6 +332,9 @@ def consumers_block() -> str:
             *WorkQueue.of_model("MODEL", "POOL"),
             WorkQueue.prefill_worker("POOL", "INSTANCE"),
             WorkQueue.batch(),
+            WorkQueue.events("batch"),
+            WorkQueue.events("response"),
+            WorkQueue.hooks(),
         )
     ]
     table = "\n".join([head, *rows]) + "\n"

@@ -11,7 +11,8 @@ import pytest_asyncio
 
 from headrace.shared import subjects
 from headrace.shared.broker import Broker, WorkQueue
-from headrace.shared.broker.topology import Stream, api, streams
+from headrace.shared.broker.jetstream import api
+from headrace.shared.broker.streams import Stream, streams
 from headrace.shared.settings import BrokerSettings
 from headrace.shared.subjects import Lane
 

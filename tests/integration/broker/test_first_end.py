@@ -145,7 +145,7 @@ async def test_an_end_published_again_behind_its_parts_comes_after_another_that_
     await two.goes_on()
     await two.answered(body=b"")
     publish_again = two.derender.outbox._publish_again
-    two.derender.broker._callbacks.remove(publish_again)
+    two.derender.broker._connections.callbacks.remove(publish_again)
     await two.crash()
     await two.cancelled()
     await publish_again()
@@ -155,7 +155,7 @@ async def test_an_end_published_again_behind_its_parts_comes_after_another_that_
 async def test_an_end_published_again_comes_after_another_that_is_there(two: Two) -> None:
     await two.answered()
     publish_again = two.derender.outbox._publish_again
-    two.derender.broker._callbacks.remove(publish_again)
+    two.derender.broker._connections.callbacks.remove(publish_again)
     await two.crash()
     assert await two.ends() == []
     await two.cancelled()

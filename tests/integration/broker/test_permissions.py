@@ -22,7 +22,7 @@ from headrace.shared import nats_server as nats_server_module
 from headrace.shared import subjects
 from headrace.shared.batches import FileRecord
 from headrace.shared.broker import Broker, DeniedError, Received, WorkQueue
-from headrace.shared.broker.topology import api
+from headrace.shared.broker.jetstream import api
 from headrace.shared.errors import BrokerError
 from headrace.shared.files import BrokerFiles
 from headrace.shared.messages import Heartbeat
@@ -376,11 +376,11 @@ async def test_only_an_admin_reads_and_takes_out_dead_letters(brokers: Brokers) 
         with pytest.raises(DeniedError):
             [kept async for kept in admin.messages("HR_DLQ", letters)]
     options = build_parser().parse_args(["dlq", "list"])
-    gateway = msgspec.structs.replace(brokers[Role.GATEWAY]._settings, user="gateway")
+    gateway = msgspec.structs.replace(brokers[Role.GATEWAY]._connections._settings, user="gateway")
     with pytest.raises(BrokerError, match="only the broker's user admin may"):
         await dlq.act(options, gateway)
     # Without a user's name, a password is the admin's.
-    assert await dlq.act(options, brokers["admin"]._settings) == 0
+    assert await dlq.act(options, brokers["admin"]._connections._settings) == 0
     admin = brokers["admin"].admin
     assert [kept.sequence async for kept in admin.messages("HR_DLQ", letters)] == [1, 2]
     assert await admin.delete("HR_DLQ", 1)

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.shared import subjects
 from headrace.shared.broker import Broker, Delivery, WorkQueue
-from headrace.shared.broker.topology import api
+from headrace.shared.broker.jetstream import api
 from headrace.shared.broker.work_queue import UNUSED_WORKER_S
 from headrace.shared.errors import BrokerError, QueueFullError
 from headrace.shared.nats_server import NatsServer

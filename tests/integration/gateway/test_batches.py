@@ -22,7 +22,7 @@ from headrace.shared.batches import (
     FileRecord,
 )
 from headrace.shared.broker import Broker, WorkQueue
-from headrace.shared.broker.topology import api
+from headrace.shared.broker.jetstream import api
 from headrace.shared.files import BrokerFiles, FileWriter
 from headrace.shared.records import Records, new_id
 

@@ -16,7 +16,8 @@ from headrace.gateway.link import Link
 from headrace.gateway.pace import Pace
 from headrace.shared.batches import DraftRecord
 from headrace.shared.broker import Broker
-from headrace.shared.broker.topology import FILE_STREAM, api
+from headrace.shared.broker.jetstream import api
+from headrace.shared.broker.streams import FILE_STREAM
 from headrace.shared.records import Records
 from headrace.shared.workers import WorkerTable
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from headrace.shared.broker.topology import api
+from headrace.shared.broker.jetstream import api
 from headrace.shared.nats_server import NatsServer
 from headrace.shared.settings import Settings
 from headrace.shared.subjects import Role

@@ -36,7 +36,7 @@ class Brokers:
     async def crash(self, service: Service, number: int = -1) -> None:
         """End a service as kill -9 does: its connections close, and nothing more is said."""
         broker = self.of_role[service.role][number]
-        broker._closed = True
+        broker._connections.shut()
         for connection in (broker._data, broker._control):
             await connection._nc.close()
         await service.kill()

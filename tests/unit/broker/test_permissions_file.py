@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headrace.shared import subjects
-from headrace.shared.broker.topology import Stream, _matches, streams
+from headrace.shared.broker.streams import Stream, matches, streams
 from headrace.shared.subjects import Lane, Role
 
 CONFIG = (Path(__file__).parents[3] / "nats-server.conf").read_text()
@@ -58,4 +58,4 @@ def test_some_role_may_publish_each_subject_or_listen_to_it(name: str) -> None:
     if not subject.startswith(subjects.ROOT) or name in ("req_filter", "job_filter"):
         return  # a token; a filter, which a consumer's rights cover
     allowed = [pattern for role in Role for kind in rights(role) for pattern in kind]
-    assert any(_matches(pattern, subject) for pattern in allowed), subject
+    assert any(matches(pattern, subject) for pattern in allowed), subject

@@ -16,7 +16,7 @@ import yaml
 from headrace.cli.plan import drain_timeout_s
 from headrace.shared import nats_server
 from headrace.shared import settings as settings_module
-from headrace.shared.broker.topology import _matches, streams
+from headrace.shared.broker.streams import matches, streams
 from headrace.shared.broker.work_queue import WorkQueue
 from headrace.shared.settings import Settings
 from headrace.shared.subjects import Lane, Role
@@ -235,7 +235,7 @@ def test_each_queue_is_in_the_stream_that_the_topology_has_for_it() -> None:
     by_name = {stream.name: stream for stream in streams(1)}
     for queue in QUEUES.values():
         subject = queue.filter_subject.replace("*", "x")
-        assert any(_matches(pattern, subject) for pattern in by_name[queue.stream].subjects)
+        assert any(matches(pattern, subject) for pattern in by_name[queue.stream].subjects)
 
 
 def test_each_consumers_name_is_put_in_from_the_running_stack() -> None:

@@ -64,7 +64,7 @@ def test_a_type_without_a_readable_file_is_named(
 ) -> None:
     monkeypatch.setattr(tables, "ROOT", tmp_path)
     monkeypatch.setattr(tables, "GOLDEN", tmp_path)
-    with pytest.raises(SystemExit, match=r"write job\.v1\.json first"):
+    with pytest.raises(SystemExit, match=r"write chunk\.v1\.json first"):
         tables.write_golden()
 
 

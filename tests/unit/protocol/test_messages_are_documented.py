@@ -1,4 +1,4 @@
-"""docs/protocol.md says all of messages.py, and nothing that is not there."""
+"""docs/protocol.md says all of the messages, and nothing that is not there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STRUCTS = [
     for value in vars(messages).values()
     if isinstance(value, type)
     and issubclass(value, msgspec.Struct)
-    and value.__module__ == messages.__name__
+    and value.__module__.startswith(messages.__name__)
 ]
 
 

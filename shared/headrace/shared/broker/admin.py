@@ -12,13 +12,8 @@ from nats.aio.msg import Msg
 
 from headrace.shared.broker import stored
 from headrace.shared.broker.connection import Connection, NoResponderError
+from headrace.shared.broker.jetstream import CONSUMER_NOT_FOUND, STREAM_NOT_FOUND, ApiError, api
 from headrace.shared.broker.message import Received
-from headrace.shared.broker.topology import (
-    CONSUMER_NOT_FOUND,
-    STREAM_NOT_FOUND,
-    ApiError,
-    api,
-)
 
 PAGE = 64
 GLANCE_BYTES = 2**20

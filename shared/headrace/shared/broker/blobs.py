@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from headrace.shared import subjects
 from headrace.shared.broker.connection import Connection
 from headrace.shared.broker.stored import read_subject
-from headrace.shared.broker.topology import BLOB_STREAM
+from headrace.shared.broker.streams import BLOB_STREAM
 from headrace.shared.errors import BrokerError, MalformedMessageError, PayloadTooLargeError
 
 BLOB_HEADER = "Hr-Blob"

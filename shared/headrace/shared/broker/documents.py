@@ -15,7 +15,8 @@ from nats.aio.msg import Msg
 from headrace.shared.broker import stored
 from headrace.shared.broker.connection import Connection
 from headrace.shared.broker.durable import MESSAGE_ID_HEADER, DurablePublisher
-from headrace.shared.broker.topology import ApiError, Topology, api
+from headrace.shared.broker.jetstream import ApiError, api
+from headrace.shared.broker.topology import Topology
 from headrace.shared.errors import BrokerError, PayloadTooLargeError
 
 PART_BYTES = 2**20

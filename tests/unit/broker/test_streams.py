@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.shared.broker.topology import Stream, streams
+from headrace.shared.broker.streams import Stream, streams
 
 QUEUES = [stream for stream in streams(7) if stream.work_queue]
 
