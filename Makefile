@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test test-compose test-browser check parity chaos chaos-batch docs lock clean
+.PHONY: help setup demo up test test-compose test-browser lint check parity chaos chaos-batch docs lock clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -27,12 +27,14 @@ test-compose: setup  ## build the images, run compose.yaml for real, take it dow
 test-browser: setup  ## the console in a headless Chromium, which must be installed (apt-get install chromium)
 	@HEADRACE_NEEDS_CHROMIUM=1 $(BIN)/python -m pytest tests/browser
 
-check: setup  ## format, lint, types, import rules, spelling, unit tests
+lint: setup  ## format, lint, types, import rules, spelling
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/codespell
+
+check: lint  ## the same, and the unit tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit
 
 parity: setup  ## ask headrace and vLLM's own server the same questions, write docs/parity.md (ten minutes)
