@@ -74,27 +74,23 @@ class Text:
 
     async def answered(self, endpoint: Any, text: str, **more: Any) -> list[dict[str, Any]]:
         """Return what a client gets of a model that writes `text`: one body, or the chunks of a stream."""
-        from headrace.shared.messages import Job
+        from headrace.render.handler import RenderHandler
         from headrace.shared.subjects import Lane
+        from headrace.shared.submission import Submission
 
-        body = json.dumps(more).encode()
-        rendered = await self.renderer.render(endpoint, body)
-        job = Job(
+        submission = Submission(
             request_id="r",
             tenant="t",
-            model=self.renderer.served_name,
+            slug="m",
             lane=Lane.RT,
             endpoint=endpoint,
-            created=1_700_000_000,
-            published=0.0,
             deadline=1.0,
-            contract=self.renderer.contract,
-            body=body,
-            stream=rendered.stream,
-            prompts=rendered.prompts,
-            n=rendered.n,
+            accepted=0.0,
+            body=json.dumps(more).encode(),
+            is_own_id=False,
         )
-        answer = self.derenderer.open(job)
+        render = RenderHandler(self.renderer, "render-1", tenant_cache_salt=False, now=lambda: 0.0)
+        answer = self.derenderer.open(await render.handle(submission))
         chunks: list[bytes] = []
         for token_id in await self.ids(text):
             chunks += answer.feed(0, [token_id]).chunks

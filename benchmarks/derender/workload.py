@@ -18,10 +18,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 from headrace.derender import renderer as derenderers
 from headrace.derender.renderer import Derenderer
 from headrace.render import renderer as renderers
+from headrace.render.handler import RenderHandler
 from headrace.shared.contract import model_path
 from headrace.shared.messages import Job
 from headrace.shared.settings import Settings, load
 from headrace.shared.subjects import Lane
+from headrace.shared.submission import Submission
 
 MAX_MODEL_LEN = 262_144
 EOS = 2
@@ -125,28 +127,23 @@ def job(case: Case, folder: Path, *, stream: bool, num_prompt_words: int = 100) 
         "stream": stream,
         **case.body,
     }
-    data = json.dumps(body).encode()
     renderer = renderers.build(settings(case, folder), "vllm")
     asyncio.run(renderer.start())
-    try:
-        rendered = asyncio.run(renderer.render("chat.completions", data))
-    finally:
-        asyncio.run(renderer.close())
-    return Job(
+    submission = Submission(
         request_id="0" * 32,
         tenant="bench",
-        model="bench",
+        slug="bench",
         lane=Lane.RT,
         endpoint="chat.completions",
-        created=1_767_225_600,
-        published=0.0,
-        deadline=0.0,
-        contract=renderer.contract,
-        body=data,
-        stream=stream,
-        prompts=rendered.prompts,
-        n=1,
+        deadline=float("inf"),
+        accepted=0.0,
+        body=json.dumps(body).encode(),
+        is_own_id=False,
     )
+    try:
+        return asyncio.run(RenderHandler(renderer, "render-1").handle(submission))
+    finally:
+        asyncio.run(renderer.close())
 
 
 def answer_ids(case: Case, tokenizer: Any, num: int) -> list[int]:

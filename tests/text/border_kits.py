@@ -17,7 +17,8 @@ from headrace.render import renderer as renderers
 from headrace.render.renderer import Renderer
 from headrace.shared.messages import Job
 from headrace.shared.settings import load
-from headrace.shared.subjects import Lane
+
+from .jobs import job_of
 
 Calls = list[tuple[str, dict[str, Any]]]
 
@@ -129,26 +130,8 @@ class Kit:
         """Return the job that render makes of this body."""
         data = json.dumps(self.body(**more)).encode()
         if data.decode() not in self._jobs:
-            self._jobs[data.decode()] = self._rendered(data)
+            self._jobs[data.decode()] = job_of(self.renderer, "chat.completions", data)
         return self._jobs[data.decode()]
-
-    def _rendered(self, data: bytes) -> Job:
-        rendered = asyncio.run(self.renderer.render("chat.completions", data))
-        return Job(
-            request_id="r1",
-            tenant="t",
-            model=self.renderer.served_name,
-            lane=Lane.RT,
-            endpoint="chat.completions",
-            created=1_700_000_000,
-            published=0.0,
-            deadline=1.0,
-            contract=self.renderer.contract,
-            body=data,
-            stream=rendered.stream,
-            prompts=rendered.prompts,
-            n=rendered.n,
-        )
 
     def ids(self, *texts: str) -> list[int]:
         """Return the token IDs of each text after the other, so that a border is where one ends."""

@@ -21,7 +21,8 @@ from headrace.render import renderer as renderers
 from headrace.render.renderer import Renderer
 from headrace.shared.messages import Endpoint, Job
 from headrace.shared.settings import Settings, load
-from headrace.shared.subjects import Lane
+
+from .jobs import job_of
 
 MakeJob = Callable[..., Job]
 
@@ -122,22 +123,6 @@ def _derenderer(settings: Settings) -> Derenderer:
 
 def _maker(renderer: Renderer) -> MakeJob:
     def make(body: dict[str, Any], endpoint: Endpoint = "chat.completions") -> Job:
-        data = json.dumps(body).encode()
-        rendered = asyncio.run(renderer.render(endpoint, data))
-        return Job(
-            request_id="r1",
-            tenant="t",
-            model=renderer.served_name,
-            lane=Lane.RT,
-            endpoint=endpoint,
-            created=1_700_000_000,
-            published=0.0,
-            deadline=1.0,
-            contract=renderer.contract,
-            body=data,
-            stream=rendered.stream,
-            prompts=rendered.prompts,
-            n=rendered.n,
-        )
+        return job_of(renderer, endpoint, json.dumps(body).encode())
 
     return make
