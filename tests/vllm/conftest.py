@@ -44,11 +44,6 @@ class Engines:
     start_s: tuple[float, float]
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Let vLLM leave the ZeroMQ context of an engine to the garbage collector, which may come late."""
-    config.addinivalue_line("filterwarnings", "ignore:Unclosed context:ResourceWarning")
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark every test of this folder; what torch and vLLM warn of is no error here."""
     for item in items:
@@ -63,7 +58,7 @@ def engine_settings(stacks: Stacks) -> Settings:
     stacks.close()  # it would take memory and a part of each core
     model = Path(os.environ.get("HEADRACE_TEST_MODEL") or home() / "models/smollm2-135m-instruct")
     if not model.is_dir():
-        pytest.fail(f"no model in {model}: run `headrace demo-model`, or set HEADRACE_TEST_MODEL")
+        pytest.fail(f"no model in {model}: run `headrace demo`, or set HEADRACE_TEST_MODEL")
     return Settings(
         model=ModelSettings(name=str(model), dtype="float32", block_size=32, max_model_len=1024),
         nixl=NixlSettings(lease_s=30.0),

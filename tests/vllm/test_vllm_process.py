@@ -62,12 +62,15 @@ def test_the_engines_processes_die_with_a_killed_parent(
             os.close(child)
 
 
-async def test_a_killed_engine_is_dead_for_every_request(engine_settings: Settings) -> None:
+async def test_a_killed_engine_is_dead_for_every_request_and_leaves_nothing_open(
+    engine_settings: Settings,
+) -> None:
     from headrace.engine.vllm_engine import VllmDecodeEngine
 
     others = set(multiprocessing.active_children())
     engine = VllmDecodeEngine(engine_settings)
     await engine.start()
+    context = engine._process.engine.engine_core.resources.ctx
     try:
         (process,) = set(multiprocessing.active_children()) - others
         outputs = engine.generate(
@@ -98,7 +101,9 @@ async def test_a_killed_engine_is_dead_for_every_request(engine_settings: Settin
                 }
             )
     finally:
-        await engine.shutdown()
+        async with asyncio.timeout(60):
+            await engine.shutdown()
+    assert context.closed
 
 
 @pytest.mark.parametrize(

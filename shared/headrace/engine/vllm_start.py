@@ -11,6 +11,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 from vllm.config import VllmConfig
@@ -91,6 +92,8 @@ class EngineProcess:
                 handler.cancel()
                 await asyncio.gather(handler, return_exceptions=True)
             await self._in_thread(engine.shutdown)
+            # vLLM would leave it, and its threads, to the garbage collector. Closes what is open: nothing waits.
+            await self._in_thread(partial(engine.engine_core.resources.ctx.destroy, linger=0))
         self._thread.shutdown(wait=False)
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
