@@ -1,7 +1,7 @@
 // Submits a question over NATS, and waits for its result.
 //
 //   npm install
-//   node submit.mjs nats://127.0.0.1:4222 smollm2-135m-instruct "What is the capital of France?"
+//   node submit.mjs nats://127.0.0.1:4222 smollm2-135m-instruct "What is the capital of Japan?"
 //
 // What goes over the wire is in docs/asyncapi.yaml.
 
@@ -38,7 +38,8 @@ async function main([url, model, question]) {
   const head = headers();
   head.set("Nats-Msg-Id", `${TENANT}.${requestId}`);
   head.set("Hr-Request-Id", requestId);
-  const body = { model, messages: [{ role: "user", content: question }] };
+  const messages = [{ role: "user", content: question }];
+  const body = { model, messages, temperature: 0, max_tokens: 64 };
   const subject = `hr.v1.req.${TENANT}.${modelToken(model)}.std`;
   const ack = await jetstream(connection).publish(subject, JSON.stringify(body), { headers: head });
   console.log(ack.duplicate ? "accepted, and it was before" : "accepted");

@@ -1,6 +1,6 @@
 """Submits a question without headrace's client: with nats-py, and msgspec for msgpack.
 
-    python plain_nats.py nats://127.0.0.1:4222 smollm2-135m-instruct "What is the capital of France?"
+    python plain_nats.py nats://127.0.0.1:4222 smollm2-135m-instruct "What is the capital of Japan?"
 
 What goes over the wire is in docs/asyncapi.yaml.
 """
@@ -47,7 +47,8 @@ async def main(url: str, model: str, question: str) -> None:
 
     await connection.subscribe(result, cb=receive)
 
-    body = {"model": model, "messages": [{"role": "user", "content": question}]}
+    messages = [{"role": "user", "content": question}]
+    body = {"model": model, "messages": messages, "temperature": 0, "max_tokens": 64}
     ack = await stream.publish(
         f"hr.v1.req.{TENANT}.{model_token(model)}.std",
         json.dumps(body).encode(),

@@ -13,12 +13,17 @@ from typing import Any
 
 from headrace.client import Client, Part
 
-QUESTIONS = ["What is the capital of France?", "And of Italy?", "And of Spain?"]
+QUESTIONS = [
+    "What is the capital of Japan?",
+    "What is the capital of Germany?",
+    "How many days are in a week?",
+]
 
 
 def chat(model: str, question: str, **more: Any) -> dict[str, Any]:
     """Return the body that one would send to /v1/chat/completions."""
-    return {"model": model, "messages": [{"role": "user", "content": question}], **more}
+    messages = [{"role": "user", "content": question}]
+    return {"model": model, "messages": messages, "temperature": 0, "max_tokens": 64, **more}
 
 
 async def main(url: str, model: str) -> None:
