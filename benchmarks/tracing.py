@@ -43,8 +43,9 @@ T_975 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18
 
 
 class Collector(BaseHTTPRequestHandler):
-    """Takes spans over OTLP, and forgets them."""
+    """Takes spans over OTLP, and forgets them. It keeps connections, as collectors do."""
 
+    protocol_version = "HTTP/1.1"
     num_posts = 0
 
     def do_POST(self) -> None:

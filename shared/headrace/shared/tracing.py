@@ -81,7 +81,7 @@ OFF = Tracer()
 
 
 class _Exporting(Tracer):
-    """Notes spans; what OpenTelemetry needs for them is made in the processor's thread (`span_maker.py`)."""
+    """Notes spans; what is sent is made of them in the processor's thread (`span_maker.py`, `otlp_json.py`)."""
 
     is_on = True
 
@@ -101,8 +101,11 @@ class _Exporting(Tracer):
         self._sampler, self._ids = provider.sampler, provider.id_generator
         self._sampled = Decision.RECORD_AND_SAMPLE
         version = attributes["service.version"]
-        maker = span_maker.SpanMaker(exporter, resource, version, self._ids)
-        self._processor = BatchSpanProcessor(maker)
+        if isinstance(exporter, span_maker.NotedExporter):
+            exporter.describe(resource, version, self._ids)
+        else:
+            exporter = span_maker.SpanMaker(exporter, resource, version, self._ids)
+        self._processor = BatchSpanProcessor(exporter)
 
     def begin(self, parent: str | None, *, is_linked: bool = False) -> str | None:
         above = None if is_linked else self._context_of(parent)
