@@ -127,6 +127,22 @@ def test_every_variable_of_a_service_is_a_setting_or_a_librarys() -> None:
     assert {name for name in used if name.startswith("HEADRACE_")} - settings == set()
 
 
+@pytest.mark.parametrize("name", WORKERS)
+def test_what_a_service_is_given_is_taken_by_the_settings(name: str) -> None:
+    env = {
+        variable: re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", str(value))
+        for variable, value in WORKERS[name]["environment"].items()
+    }
+    assert "HEADRACE_MODEL_NAME" in env
+    # the file is a container's
+    loaded = settings_module.load(
+        ROOT / "deploy" / "compose" / "headrace.toml",
+        env=env,
+        overrides={"broker": {"password_file": ""}},
+    )
+    assert loaded.model.name == "demo"
+
+
 def test_every_variable_of_the_file_is_explained_in_the_env_file_with_the_same_default() -> None:
     env = dict(re.findall(r"^(\w+)=(.*)$", (ROOT / ".env").read_text(), re.MULTILINE))
     used = dict(re.findall(r"\$\{(\w+):-([^}]*)\}", TEXT))
