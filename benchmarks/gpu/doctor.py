@@ -3,7 +3,8 @@
     python benchmarks/gpu/doctor.py --model FOLDER --gpus 0 --out doctor.json
 
 FOLDER and the environment are those of run.py. The stack is started with a broker of its own, examined once it is
-ready, and ended. The report is what `headrace doctor --json` prints; a check that fails makes the status 1.
+ready, and ended. The report is what `headrace doctor --json` prints; a check that fails makes the status 1. With
+`--chats`, the stack answers people meanwhile, one chat after another; one that fails makes the status 1, too.
 """
 
 from __future__ import annotations
@@ -14,12 +15,18 @@ import sys
 import tempfile
 from pathlib import Path
 
-from engines import engine_arguments
+from engines import Send, engine_arguments
 from stack import headrace
 
+from headrace.cli.bench.measures import Measured
+from headrace.cli.bench.prompts import Ask
 from headrace.shared.nats_server import NatsServer
 
 DOCTOR_TIMEOUT_S = 300.0
+CHATS_TIMEOUT_S = 120.0
+CHAT = [
+    {"role": "user", "content": "Which countries does the Danube cross, and where does it end?"}
+]
 
 
 async def examine(options: argparse.Namespace) -> int:
@@ -29,10 +36,28 @@ async def examine(options: argparse.Namespace) -> int:
         await server.start()
         try:
             options.set.append(f"up.nats_url={server.url}")
-            async with headrace(options, engine_arguments(options)):
-                return await doctor(options, server.url)
+            async with headrace(options, engine_arguments(options)) as send:
+                chatting = asyncio.create_task(chats(send, options.chats))
+                status = await doctor(options, server.url)
+                async with asyncio.timeout(CHATS_TIMEOUT_S):
+                    return max(status, tell(await chatting))
         finally:
             await server.stop()
+
+
+async def chats(send: Send, num: int) -> list[Measured]:
+    """Hold so many chats of one turn, one after another."""
+    ask = Ask(turns=(CHAT,), num_output_token_ids=64)
+    return [one for _ in range(num) for one in await send(ask)]
+
+
+def tell(held: list[Measured]) -> int:
+    """Print what became of the chats to stderr; return 1 where one failed."""
+    for one in held:
+        ttft = "none" if one.ttft_s is None else f"{one.ttft_s * 1e3:.1f} ms"
+        line = f"chat: TTFT {ttft}, {one.num_output_token_ids} token IDs {one.error}\n"
+        sys.stderr.write(line)
+    return 1 if any(one.error for one in held) else 0
 
 
 async def doctor(options: argparse.Namespace, nats_url: str) -> int:
@@ -72,6 +97,7 @@ def parse() -> argparse.Namespace:
     add("--memory", type=float, default=0.4, help="gpu_memory_utilization of each engine (0.4)")
     add("--kv-gib", type=int, default=24, help="KV cache of each engine (24)")
     add("--batched-tokens", type=int, default=8192, help="max_num_batched_tokens (8192)")
+    add("--chats", type=int, default=0, help="held beside it (0)")
     add("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="of the stack")
     add("--real-weights", dest="dummy", action="store_false", help="load the model's own weights")
     add("--out", type=Path, required=True)

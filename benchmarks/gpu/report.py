@@ -24,6 +24,7 @@ TITLES = {
     "headrace": "headrace 1 prefill + 1 decode",
     "bare-replicas": "bare 2 replicas",
     "replicas": "headrace 2 replicas",
+    "coupled": "vllm serve",
 }
 TUNED = "replicas-"
 

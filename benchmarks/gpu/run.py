@@ -6,13 +6,15 @@
     python benchmarks/gpu/run.py --model FOLDER --gpus 0,1 --out result.json
 
 FOLDER holds a model's configuration and tokenizer; the weights are random (`--load-format dummy`), which costs
-the same time. Every case has two engines; with one GPU they share it, with two each has its own. All cases have the
-same engine arguments, prompts and sending times. `--cases` and `--loads` name some of them; what is in the file of
-`--out` already stays there, so that several calls make one result. `report.py` makes a table and plots of it.
+the same time. Every case but `coupled` has two engines; with one GPU they share it, with two each has its own. All
+cases have the same engine arguments, prompts and sending times. `--cases` and `--loads` name some of them; what is
+in the file of `--out` already stays there, so that several calls make one result. `report.py` makes a table and
+plots of it.
 
 Engines alone (`engines`, `bare-replicas`) are in this process, and have no HTTP: TTFT there ends when the engine has
 the first token ID. `headrace` is one prefill and one decode worker; `replicas` is `headrace up --colocated 2`, and
-`replicas-512` the same with `max_num_batched_tokens` of 512.
+`replicas-512` the same with `max_num_batched_tokens` of 512. `coupled` is `vllm serve`, with an engine a GPU: one that
+has the GPU for itself where there is one.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from typing import Any
 
 import loads
 from engines import Send, engine_arguments, on_gpu, prefill_and_decode, replicas
+from served import coupled
 from stack import headrace
 
 from headrace.cli.bench.compare.points import point
@@ -42,7 +45,15 @@ __all__ = ["engine_arguments", "on_gpu"]
 
 GOODPUT = "ttft:2000 tpot:30"
 TIGHT_GOODPUT = "ttft:500 itl:15"
-CASES = ["engines", "headrace", "bare-replicas", "replicas", "replicas-512", "replicas-2048"]
+CASES = [
+    "engines",
+    "headrace",
+    "bare-replicas",
+    "replicas",
+    "replicas-512",
+    "replicas-2048",
+    "coupled",
+]
 
 
 def case(
@@ -58,6 +69,8 @@ def case(
         return replicas(options, arguments)
     if name == "replicas":
         return headrace(options, arguments, num_colocated=2)
+    if name == "coupled":
+        return coupled(options, arguments)
     if chunk:
         tuned = {**arguments, "max_num_batched_tokens": chunk}
         return headrace(options, tuned, num_colocated=2)
