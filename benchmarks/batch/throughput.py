@@ -3,7 +3,8 @@
     python benchmarks/batch/throughput.py --lines 2000 --out benchmarks/results/batch.json
 
 Start and first requests are left out on both sides: vLLM's time for a short file is taken off that for the long one,
-and headrace runs the short one first. Then `rt` requests are sent alone, and beside a batch.
+and headrace runs the short one first; meanwhile the memory of its processes is read, at each quarter of the lines.
+Then `rt` requests are sent alone, and beside a batch.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -20,12 +22,16 @@ import sys
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from idle import descendants, name
 
 from headrace.cli.demo import model as demo_model
 from headrace.shared import settings as settings_module
@@ -81,8 +87,8 @@ def vllm_seconds(folder: Path, source: Path, target: Path) -> float:
 
 
 @contextlib.contextmanager
-def stack(log: Path) -> Iterator[str]:
-    """Run `headrace up` with one engine; yield its URL."""
+def stack(log: Path) -> Iterator[tuple[str, int]]:
+    """Run `headrace up` with one engine; yield its URL and the process."""
     settings = {
         **{"up.prefill": 0, "gateway.port": 0, "decode.slots": SLOTS, "model.dtype": "float32"},
         "model.max_model_len": 2048,
@@ -98,7 +104,7 @@ def stack(log: Path) -> Iterator[str]:
         line = process.stdout.readline()
         if not line.startswith("ready http://"):
             raise RuntimeError(f"headrace did not start: {log.read_text()[-2000:]}")
-        yield line.split()[1]
+        yield line.split()[1], process.pid
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(timeout=120)
@@ -116,13 +122,35 @@ def create(client: httpx.Client, source: Path) -> str:
     return str(client.post("/v1/batches", json=order).raise_for_status().json()["id"])
 
 
-def finish(client: httpx.Client, batch_id: str) -> dict[str, Any]:
+def finish(client: httpx.Client, batch_id: str, memory: Memory | None = None) -> dict[str, Any]:
     """Wait for a batch's end."""
     while True:
         batch: dict[str, Any] = client.get(f"/v1/batches/{batch_id}").raise_for_status().json()
+        if memory is not None:
+            memory.look(batch["request_counts"])
         if batch["status"] in ("completed", "failed", "expired", "cancelled"):
             return batch
         time.sleep(POLL_S)
+
+
+@dataclass
+class Memory:
+    """What each process of a stack has of the machine's memory (RSS, MiB), at each quarter of a batch."""
+
+    ancestor: int
+    read: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    num_looks: int = 0
+
+    def look(self, counts: dict[str, int]) -> None:
+        """Read it, if another quarter of the lines is done."""
+        if 4 * counts["completed"] < self.num_looks * max(1, counts["total"]):
+            return
+        self.num_looks += 1
+        for number in descendants(self.ancestor):
+            status = Path(f"/proc/{number}/status").read_text()
+            found = re.search(r"^VmRSS:\s+(\d+) kB$", status, re.MULTILINE)
+            if found is not None:
+                self.read[name(number)].append(int(found[1]) // 1024)
 
 
 @dataclass
@@ -166,15 +194,17 @@ def rt_beside(url: str, done: threading.Event, least: int, felt: Felt) -> None:
             done.wait(RT_PAUSE_S) or time.sleep(0 if len(felt.ttfts) >= least else RT_PAUSE_S)
 
 
-def run_headrace(url: str, short: Path, long: Path, num_rt: int) -> dict[str, Any]:
+def run_headrace(url: str, ancestor: int, short: Path, long: Path, num_rt: int) -> dict[str, Any]:
     """Measure the batch alone, `rt` alone, and both."""
     found: dict[str, Any] = {}
     with httpx.Client(base_url=url, timeout=300) as client:
         finish(client, create(client, short))
         started = time.monotonic()
-        batch = finish(client, create(client, long))
+        memory = Memory(ancestor)
+        batch = finish(client, create(client, long), memory)
         found["seconds"] = round(time.monotonic() - started, 1)
         found["counts"] = batch["request_counts"]
+        found["memory_mib"] = memory.read
         never = threading.Event()
         never.set()
         alone, beside = Felt(), Felt()
@@ -203,8 +233,8 @@ def main() -> None:
     short, long = work / "short.jsonl", work / "long.jsonl"
     write_lines(short, NUM_SHORT, options.output)
     write_lines(long, options.lines, options.output)
-    with stack(work / "headrace.log") as url:
-        ours = run_headrace(url, short, long, options.rt)
+    with stack(work / "headrace.log") as (url, ancestor):
+        ours = run_headrace(url, ancestor, short, long, options.rt)
     start_s = vllm_seconds(folder, short, work / "short.out")
     all_s = vllm_seconds(folder, long, work / "long.out")
     theirs_s = (all_s - start_s) * options.lines / (options.lines - NUM_SHORT)

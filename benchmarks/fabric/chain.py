@@ -2,9 +2,11 @@
 
 What vLLM ships for the same stages is HTTP: `/v1/completions/render`, `/inference/v1/generate`, and
 `/v1/completions/derender` once a chunk, with the state of the answer sent there and back. vLLM has no program that
-calls them in turn; here this one does, with aiohttp, and its CPU counts apart (`caller`). The engine behind `generate`
-is the same fake one as in `run.py`, and computes the prompt itself: a leg less than there. FOLDER needs a tokenizer
-and a `config.json`, no weights. Cases are those of `run.py`, `streams:step_ms:token_ids`.
+calls them in turn; here this one does, with aiohttp, and its CPU counts apart (`caller`). As vLLM's toy proxy for P/D
+does, it sends each prompt to a server for prefill first, with `max_tokens` 1, and then to the one for decode; with
+`--one-leg` to that one alone. The engine behind either is the same fake one as in `run.py`; that for prefill has no
+step time. FOLDER needs a tokenizer and a `config.json`, no weights. Cases are those of `run.py`,
+`streams:step_ms:token_ids`.
 """
 
 from __future__ import annotations
@@ -32,22 +34,34 @@ MODEL = "chain"
 
 
 class Chain:
-    """The two servers, and one way through them."""
+    """The servers, and one way through them."""
 
-    def __init__(self, session: aiohttp.ClientSession, render: str, generate: str) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, render: str, decode: str, prefill: str | None
+    ) -> None:
+        """URLs; without a `prefill` server the other one computes the prompts."""
         self._session = session
         self._render = render
-        self._generate = generate
+        self._prefill = prefill
+        self._decode = decode
 
     async def ask(self, num_token_ids: int, found: Found, since: float) -> None:
         """Have one prompt answered; note its chunks that came after `since`."""
         asked, last = time.perf_counter(), None
         body = {"model": MODEL, "prompt": "x" * 400, "max_tokens": num_token_ids}
         body |= {"ignore_eos": True, "stream": True}
-        (request,) = await self._post("/v1/completions/render", body)
+        (request,) = await self._post(f"{self._render}/v1/completions/render", body)
+        # vLLM leaves out what is the default, 16 here, and takes what is left out for as much as there is room for.
+        params = request["sampling_params"] = {
+            **request["sampling_params"],
+            "max_tokens": num_token_ids,
+        }
+        if self._prefill is not None:
+            first = {**request, "sampling_params": {**params, "max_tokens": 1}, "stream": False}
+            await self._post(f"{self._prefill}/inference/v1/generate", first)
         state, num = None, 0
         async with self._session.post(
-            f"{self._generate}/inference/v1/generate", json={**request, "stream": True}
+            f"{self._decode}/inference/v1/generate", json={**request, "stream": True}
         ) as answer:
             answer.raise_for_status()
             async for line in answer.content:
@@ -57,7 +71,7 @@ class Chain:
                 if not chunk["choices"]:
                     continue
                 derendered = await self._post(
-                    "/v1/completions/derender",
+                    f"{self._render}/v1/completions/derender",
                     {
                         "stream": True,
                         "model": MODEL,
@@ -78,8 +92,8 @@ class Chain:
             raise SystemExit(f"{num} token IDs instead of {num_token_ids}")
         found.num_answers += time.perf_counter() >= since
 
-    async def _post(self, path: str, body: Any) -> Any:
-        async with self._session.post(f"{self._render}{path}", json=body) as answer:
+    async def _post(self, url: str, body: Any) -> Any:
+        async with self._session.post(url, json=body) as answer:
             if answer.status != 200:
                 raise SystemExit(await answer.text())
             return await answer.json()
@@ -121,7 +135,7 @@ async def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
     """Start vLLM's servers, load them."""
     with ExitStack() as stack:
         urls, pids = {}, {}
-        for what in ("render", "generate"):
+        for what in ("render", "decode") if options.one_leg else ("render", "prefill", "decode"):
             urls[what], process = started(what, case, options)
             stack.callback(process.wait)
             stack.callback(process.kill)
@@ -130,7 +144,7 @@ async def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
         async with aiohttp.ClientSession(connector=connector) as session:
             for url in urls.values():
                 await until_up(session, url)
-            chain = Chain(session, urls["render"], urls["generate"])
+            chain = Chain(session, urls["render"], urls["decode"], urls.get("prefill"))
             await chain.ask(4, Found(), float("inf"))  # what is loaded at the first call
             return await load(case, options.window_s, chain, pids)
 
@@ -141,7 +155,9 @@ def started(
     """Start one of vLLM's servers; return its address."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, str(HERE / "chain_server.py"), what, str(case.step_s)]
+    step_s = 0.0 if what == "prefill" else case.step_s
+    server = what if what == "render" else "generate"
+    command = [sys.executable, str(HERE / "chain_server.py"), server, str(step_s)]
     command += ["--model", options.model, "--served-model-name", MODEL, "--port", str(port)]
     quiet = subprocess.DEVNULL
     return f"http://127.0.0.1:{port}", subprocess.Popen(command, stdout=quiet, stderr=quiet)
@@ -164,6 +180,7 @@ def main() -> None:
     parser.add_argument("--model", required=True, metavar="FOLDER")
     parser.add_argument("--cases", default="1:5:16,32:20:128")
     parser.add_argument("--window-s", type=float, default=10.0)
+    parser.add_argument("--one-leg", action="store_true", help="no server for prefill")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     options.cpus = set()
