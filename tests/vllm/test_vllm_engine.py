@@ -84,7 +84,7 @@ async def test_batch_work_that_sits_out_steps_is_answered_as_without_them(engine
         found = []
         async for output in generate(engines, ids, params=params, salt="beside", lane=Lane.BULK):
             found.append(output)
-            if len(found) in (3, 9, 15) and ids is slow[0]:
+            if ids is slow[0] and len(answers) < 3 and len(found) >= 3 + 6 * len(answers):
                 answers.append(asyncio.create_task(urgent(quick[len(answers)])))
         return token_ids_of(found)
 

@@ -106,8 +106,7 @@ class EngineProcess:
             except (ValueError, TypeError, OSError) as error:
                 what = f"vLLM refuses the {self._role} engine's settings: {error}"
                 raise SettingsError(what) from error
-            if config.kv_transfer_config is not None:
-                look_first(config)
+            look_first(config)
             if on_cpu():
                 # vLLM set "spawn" while it made the configuration. A fork has all of vLLM imported.
                 os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
