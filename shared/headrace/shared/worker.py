@@ -50,6 +50,8 @@ from headrace.shared.workers import Beacon, WorkerTable
 logger = logging.getLogger(__name__)
 
 MAX_DELIVERIES = 5
+MAX_LOSSES = 20
+"""Deliveries after which a message that meets a lost broker is not given back as unharmed any more."""
 REDELIVERY_DELAY_S = 1.0
 HANDOVER_DELAY_S = 0.1
 """For the takes of a worker that ends to be withdrawn, so that it does not get its own message back."""
@@ -205,7 +207,9 @@ class Worker:
                 error,
                 extra={"action": "not_settled", "subject": delivery.subject},
             )
-            if self.broker.num_losses != num_losses:  # nothing is wrong with the message
+            # Nothing is wrong with the message, unless it is what breaks the connection each time.
+            was_lost = self.broker.num_losses != num_losses
+            if was_lost and delivery.num_delivered <= MAX_LOSSES:
                 await self.hand_back(delivery, REDELIVERY_DELAY_S)
         except Exception as error:
             logger.exception(

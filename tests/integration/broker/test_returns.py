@@ -118,3 +118,25 @@ async def test_a_message_is_none_the_worse_for_a_broker_that_was_lost_meanwhile(
         await bench.worker.settle(await bench.take(), lose, bench._give_up)
     await bench.settle()
     assert (bench.num_worked, bench.num_given_up) == (1, 0)
+
+
+async def test_a_message_that_is_there_at_every_loss_is_not_unharmed_for_ever(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be what breaks the connection."""
+    monkeypatch.setattr(worker_module, "MAX_LOSSES", 2)
+    handed_back: list[int] = []
+
+    async def hand_back(self: Worker, delivery: Delivery, delay_s: float = 0.0) -> None:
+        handed_back.append(delivery.num_delivered)
+        await delivery.nak()
+
+    async def lose(delivery: Delivery) -> None:
+        bench.worker.broker._connections.num_losses += 1
+        raise BrokerError("the broker was away")
+
+    monkeypatch.setattr(Worker, "hand_back", hand_back)
+    await bench.put()
+    for _ in range(3):
+        await bench.worker.settle(await bench.take(), lose, bench._give_up)
+    assert handed_back == [1, 2]

@@ -67,6 +67,8 @@ def deaf(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def make_deaf(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(elsewhere, "ANSWER_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(elsewhere, "RECONNECT_GRACE_S", 0.0)  # nobody is on the way back
+    monkeypatch.setattr(elsewhere, "MEET_S", 0.0)
     monkeypatch.setattr(Elsewhere, "_on_question", lambda self, received: None)
 
 
@@ -409,6 +411,45 @@ async def test_a_job_that_the_broker_forgot_to_have_given_out_has_one_owner(
         assert terminal.epoch == 1
     else:
         assert terminal.epoch >= 2  # more, where the hasty broker gave the other copy out again
+    await until_idle(pipeline)
+
+
+async def test_a_job_that_comes_again_while_its_owner_is_there_is_left_to_it(
+    pipeline: Pipeline,
+    client: httpx.AsyncClient,
+    monkeypatch: pytest.MonkeyPatch,
+    asked: asyncio.Queue[bool],
+) -> None:
+    """As when a worker that was cut off gives back what another one has by now: the broker takes anybody's word."""
+    keep_alive = Delivery._keep_alive
+
+    async def silent_at_first(self: Delivery) -> None:
+        if self.num_delivered > 1:
+            await keep_alive(self)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Delivery, "_keep_alive", silent_at_first)
+    monkeypatch.setattr(DecodeService, "_may_be_forgotten", lambda self, job: False)
+    slow_with_one_slot(pipeline)
+    await pipeline.start(Role.GATEWAY, Role.RENDER, Role.PREFILL, Role.DERENDER)
+    await pipeline.start(Role.DECODE)
+    reader = Reader(pipeline)
+    await reader.listen()
+    request = completion(pipeline, "left") | LONG
+    headers = {"X-Request-Id": reader.request_id}
+    async with (
+        asyncio.timeout(WATCHDOG_S),
+        client.stream("POST", "/v1/completions", json=request, headers=headers) as response,
+    ):
+        events = sse(response.aiter_lines())
+        text = text_of(await anext(events))
+        await pipeline.start(Role.DECODE)
+        assert await asked.get()
+        async for event in events:
+            text += text_of(event)
+    assert text == expected_text("left", NUM_IDS, ignore_eos=True)
+    (terminal,) = await reader.counting_terminals()
+    assert (terminal.status, terminal.epoch) == ("ok", 1)
     await until_idle(pipeline)
 
 

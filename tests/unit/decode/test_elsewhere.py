@@ -26,11 +26,13 @@ class Broker:
 
     def __init__(self) -> None:
         self.back_at = 0.0
+        self.num_losses = 0
         self.is_connected = True
         self.says: dict[str, list[bool | Exception]] = {}
         self.asked: list[str] = []
         self.responses: list[bytes] = []
         self.handler: Callable[[Received], None] | None = None
+        self.on_request: Callable[[], None] = lambda: None
         self.responded = asyncio.Event()
 
     async def request(self, subject: str, payload: bytes, *, timeout_s: float) -> bytes:
@@ -38,6 +40,7 @@ class Broker:
         name = subject.rpartition(".")[2]
         assert subject == subjects.owner(name)
         self.asked.append(name)
+        self.on_request()
         said = self.says[name].pop(0) if len(self.says[name]) > 1 else self.says[name][0]
         if isinstance(said, Exception):
             raise said
@@ -101,12 +104,33 @@ async def test_who_is_stopped_or_gone_has_it_not(case: Case, error: Exception) -
     assert not await case.has(decode_1=error)
 
 
-async def test_who_is_on_its_way_back_is_waited_for(case: Case) -> None:
+@pytest.mark.parametrize("error", [BrokerError("no answer in time"), NoWorkerError("not yet")])
+async def test_who_is_on_its_way_back_is_waited_for(case: Case, error: Exception) -> None:
     case.broker.back_at = time.time()
-    assert await case.has(decode_1=[NoWorkerError("not yet"), NoWorkerError("not yet"), True])
+    assert await case.has(decode_1=[error, error, True])
 
 
-async def test_who_has_answered_is_not_asked_again(case: Case) -> None:
+async def test_who_comes_meanwhile_is_asked(case: Case) -> None:
+    case.broker.back_at = time.time()
+    case.there = ["decode-0"]
+    asking = asyncio.create_task(case.has(decode_1=True))
+    await asyncio.sleep(0)
+    case.there.append("decode-1")
+    async with asyncio.timeout(60):
+        assert await asking
+
+
+async def test_a_broker_that_is_lost_meanwhile_means_that_nobody_knows(case: Case) -> None:
+    lost = BrokerError("the connection is lost")
+    case.broker.on_request = lambda: setattr(case.broker, "num_losses", 1)
+    with pytest.raises(BrokerError, match="nobody could say"):
+        await case.has(decode_1=lost)
+
+
+async def test_who_has_answered_is_not_asked_again(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MEET_S", 0.0)
     case.broker.back_at = time.time()
     case.there.append("decode-2")
     await case.has(decode_1=[NoWorkerError("not yet"), False], decode_2=False)

@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 ANSWER_TIMEOUT_S = 2.0
 """Who does not answer in that time is stopped, and hears of the takeover later."""
 PAUSE_S = 0.25
+MEET_S = 1.0
+"""After the broker is back, until everybody who lives has said so: each connects again within half of it."""
 
 
 class Elsewhere:
@@ -53,20 +55,27 @@ class Elsewhere:
     async def has(self, job: Job) -> bool:
         """Whether one of them has the job.
 
-        After the broker was away this waits for those that are not back yet, for at most `RECONNECT_GRACE_S`.
+        After the broker was away this waits for those that are not back yet, for at most `RECONNECT_GRACE_S`; and
+        for `MEET_S` in any case, so that a newcomer hears of those that are on their way back, too.
+        Raises: BrokerError when the broker was lost meanwhile: nobody knows then.
         """
         question = wire.encode(AskOwner(request_id=job.request_id, tenant=job.tenant))
-        known = self._known | self._there()
-        while known:
-            answers = {name: self._ask(name, question) for name in known}
+        num_losses, now = self._worker.broker.num_losses, time.monotonic()
+        since = time.time() - self._worker.broker.back_at
+        said_no: set[str] = set()
+        while True:
+            asked = (self._known | self._there()) - said_no
+            answers = {name: self._ask(name, question) for name in asked}
             found = dict(zip(answers, await asyncio.gather(*answers.values()), strict=True))
+            if self._worker.broker.num_losses != num_losses:
+                raise BrokerError(f"nobody could say who has request {job.request_id}")
             if any(found.values()):
                 return True
-            known = {name for name, is_owner in found.items() if is_owner is None}
-            if not self._are_coming_back():
-                break
-            await asyncio.sleep(PAUSE_S if known else 0)
-        return False
+            said_no |= {name for name, is_owner in found.items() if is_owner is False}
+            passed = since + time.monotonic() - now
+            if passed >= RECONNECT_GRACE_S or (passed >= MEET_S and asked <= said_no):
+                return False
+            await asyncio.sleep(PAUSE_S)
 
     def _are_coming_back(self) -> bool:
         return time.time() < self._worker.broker.back_at + RECONNECT_GRACE_S
@@ -81,22 +90,20 @@ class Elsewhere:
         }
 
     async def _ask(self, instance: str, question: bytes) -> bool | None:
-        """Return what it says; None: nobody of that name listens (yet)."""
+        """Return what it says; None: it does not, yet."""
         try:
             answer = await self._worker.broker.request(
                 subjects.owner(instance), question, timeout_s=ANSWER_TIMEOUT_S
             )
             return wire.decode(answer, Owner).is_owner
-        except NoWorkerError:
-            return None
-        except (BrokerError, WireError) as error:
-            logger.warning(
+        except (BrokerError, NoWorkerError, WireError) as error:
+            logger.debug(
                 "%s does not say what it has: %s",
                 instance,
                 error,
                 extra={"action": "owner_unknown", "worker": instance},
             )
-            return False
+            return None
 
     def _on_question(self, received: Received) -> None:
         spawn(self._answer(received), self._tasks)

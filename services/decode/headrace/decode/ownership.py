@@ -62,7 +62,7 @@ class Ownership:
         return False
 
     async def is_elsewhere(self, job: Job) -> bool:
-        """Whether another worker has the job, answers, and will end it."""
+        """Whether another worker has the job, answers, and will end it. Raises: BrokerError."""
         return await self._elsewhere.has(job)
 
     @contextlib.contextmanager

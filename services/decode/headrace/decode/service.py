@@ -163,7 +163,8 @@ class DecodeService:
             # This worker may have it still: it was away for longer than `ack_wait`.
             if await self._ownership.settled(job, delivery):
                 return
-            if self._may_be_forgotten(job) and await self._ownership.is_elsewhere(job):
+            is_in_doubt = delivery.num_delivered > 1 or self._may_be_forgotten(job)
+            if is_in_doubt and await self._ownership.is_elsewhere(job):
                 logger.info(
                     "another worker has the job",
                     extra={"action": "job_elsewhere", "request_id": job.request_id},

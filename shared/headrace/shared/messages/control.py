@@ -17,7 +17,7 @@ class Cancel(Message, frozen=True, tag="cancel.v1"):
 
 
 class AskOwner(Message, frozen=True, tag="ask_owner.v1"):
-    """Is this request in your hands? A request: decode → one other decode worker, after the broker was away."""
+    """Is this request in your hands? A request: decode → one other decode worker."""
 
     request_id: str
     """The request."""
