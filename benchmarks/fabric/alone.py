@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import sys
 import time
 from contextlib import aclosing
@@ -17,7 +16,7 @@ from typing import Any
 
 import msgspec
 import uvloop
-from load import Found
+from window import Found, add_options, keep_open, pin
 
 from headrace.engine.fake_engine import FakeDecodeEngine, FakePrefillEngine
 from headrace.shared.settings import load
@@ -60,12 +59,7 @@ class Engines:
         async with aclosing(outputs):
             async for output in outputs:
                 now = time.perf_counter()
-                if now >= since:
-                    found.num_token_ids += len(output.token_ids)
-                    if last is None and asked >= since:
-                        found.ttft.append(now - asked)
-                    elif last is not None and last >= since:
-                        found.gaps.append(now - last)
+                found.note(len(output.token_ids), now, asked=asked, last=last, since=since)
                 last = now
         found.num_answers += time.perf_counter() >= since
 
@@ -74,51 +68,23 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Keep so many streams open, as `load.py` does; return what was found in the window."""
     engines = Engines(options.step_s, options.token_ids, [120] * options.prompt_bytes)
     await engines.start()
-    loop = asyncio.get_running_loop()
-    begin = time.perf_counter() + options.ramp_s * 1.5
-    found = Found()
-
-    async def stream(number: int) -> None:
-        await asyncio.sleep(number / options.streams * options.ramp_s)
-        count = 0
-        while True:
-            await engines.ask(f"{number}-{count}", found, begin)
-            count += 1
-
-    tasks = [loop.create_task(stream(number)) for number in range(options.streams)]
-    await asyncio.sleep(options.ramp_s * 1.5)
-    cpu_s = time.process_time()
-    await asyncio.wait(tasks, timeout=options.window_s, return_when=asyncio.FIRST_COMPLETED)
-    elapsed, cpu_s = time.perf_counter() - begin, time.process_time() - cpu_s
-    for task in tasks:
-        if task.done():
-            task.result()
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    found = await keep_open(options.streams, options.ramp_s, options.window_s, engines.ask, used)
     await engines.stop()
-    return {
-        "ttft_s": found.ttft,
-        "gaps_s": found.gaps,
-        "num_token_ids": found.num_token_ids,
-        "num_answers": found.num_answers,
-        "window_s": elapsed,
-        "cpu_s": cpu_s,
-    }
+    return found
+
+
+def used() -> dict[str, float]:
+    """Return the CPU time of this process, which is engines and caller."""
+    return {"caller": time.process_time()}
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--streams", type=int, required=True)
     parser.add_argument("--step-s", type=float, required=True)
-    parser.add_argument("--token-ids", type=int, required=True)
-    parser.add_argument("--ramp-s", type=float, required=True)
-    parser.add_argument("--window-s", type=float, required=True)
-    parser.add_argument("--prompt-bytes", type=int, default=400)
-    parser.add_argument("--cpus", default="")
+    add_options(parser)
     options = parser.parse_args()
-    if options.cpus:
-        os.sched_setaffinity(0, {int(cpu) for cpu in options.cpus.split(",")})
+    pin(options.cpus)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         sys.stdout.write(json.dumps(runner.run(measure(options))) + "\n")
 

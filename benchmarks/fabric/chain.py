@@ -5,7 +5,8 @@ What vLLM ships for the same stages is HTTP: `/v1/completions/render`, `/inferen
 calls them in turn; here this one does, with aiohttp, and its CPU counts apart (`caller`). As vLLM's toy proxy for P/D
 does, it sends each prompt to a server for prefill first, with `max_tokens` 1, and then to the one for decode; with
 `--one-leg` to that one alone. The engine behind either is the same fake one as in `run.py`; that for prefill has no
-step time. FOLDER needs a tokenizer and a `config.json`, no weights. Cases are those of `run.py`,
+step time, and that for decode does not compute the prompt again: it would pull its KV cache, which takes no time
+here. FOLDER needs a tokenizer and a `config.json`, no weights. Cases are those of `run.py`,
 `streams:step_ms:token_ids`.
 """
 
@@ -19,18 +20,18 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from typing import Any
 
 import aiohttp
-import summary
-from load import Found
-from run import Case, alone
+import cases
+from cases import HERE, Case
 from stack import cpu_of
+from window import PROMPT_TOKEN_IDS, Found, keep_open
 
-HERE = Path(__file__).parent
 START_S = 300.0
+CASES = "1:5:16,32:20:128"
 MODEL = "chain"
+PROMPT = " ".join(["the"] * PROMPT_TOKEN_IDS)  # a token ID a word, with most tokenizers
 
 
 class Chain:
@@ -48,9 +49,12 @@ class Chain:
     async def ask(self, num_token_ids: int, found: Found, since: float) -> None:
         """Have one prompt answered; note its chunks that came after `since`."""
         asked, last = time.perf_counter(), None
-        body = {"model": MODEL, "prompt": "x" * 400, "max_tokens": num_token_ids}
+        body = {"model": MODEL, "prompt": PROMPT, "max_tokens": num_token_ids}
         body |= {"ignore_eos": True, "stream": True}
         (request,) = await self._post(f"{self._render}/v1/completions/render", body)
+        if (num_prompt := len(request["token_ids"])) != PROMPT_TOKEN_IDS:
+            # The engine's time for the prompt, which `alone.py` has too, would be another one.
+            raise SystemExit(f"the prompt has {num_prompt} token IDs instead of {PROMPT_TOKEN_IDS}")
         # vLLM leaves out what is the default, 16 here, and takes what is left out for as much as there is room for.
         params = request["sampling_params"] = {
             **request["sampling_params"],
@@ -80,13 +84,9 @@ class Chain:
                     },
                 )
                 state, now = derendered["stream_state"], time.perf_counter()
-                num += len(chunk["choices"][0]["token_ids"])
-                if now >= since:
-                    found.num_token_ids += len(chunk["choices"][0]["token_ids"])
-                    if last is None and asked >= since:
-                        found.ttft.append(now - asked)
-                    elif last is not None and last >= since:
-                        found.gaps.append(now - last)
+                num_here = len(chunk["choices"][0]["token_ids"])
+                num += num_here
+                found.note(num_here, now, asked=asked, last=last, since=since)
                 last = now
         if num != num_token_ids:
             raise SystemExit(f"{num} token IDs instead of {num_token_ids}")
@@ -101,34 +101,15 @@ class Chain:
 
 async def load(case: Case, window_s: float, chain: Chain, pids: dict[str, int]) -> dict[str, Any]:
     """Keep the case's streams open; return what was found, and the servers' CPU, in the window."""
-    begin = time.perf_counter() + case.ramp_s * 1.5
-    found = Found()
 
-    async def stream(number: int) -> None:
-        await asyncio.sleep(number / case.streams * case.ramp_s)
-        while True:
-            await chain.ask(case.token_ids, found, begin)
+    async def ask(_: str, found: Found, since: float) -> None:
+        await chain.ask(case.token_ids, found, since)
 
-    tasks = [asyncio.create_task(stream(number)) for number in range(case.streams)]
-    await asyncio.wait(tasks, timeout=case.ramp_s * 1.5, return_when=asyncio.FIRST_COMPLETED)
-    before = {name: cpu_of(pid) for name, pid in pids.items()} | {"caller": time.process_time()}
-    await asyncio.wait(tasks, timeout=window_s, return_when=asyncio.FIRST_COMPLETED)
-    after = {name: cpu_of(pid) for name, pid in pids.items()} | {"caller": time.process_time()}
-    elapsed = time.perf_counter() - begin
-    for task in tasks:
-        if task.done():
-            task.result()
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    return {
-        "ttft_s": found.ttft,
-        "gaps_s": found.gaps,
-        "num_token_ids": found.num_token_ids,
-        "num_answers": found.num_answers,
-        "window_s": elapsed,
-        "cpu_s": after["caller"] - before["caller"],
-        "by_service": {name: after[name] - before[name] for name in after},
-    }
+    def used() -> dict[str, float]:
+        servers = {name: cpu_of(pid) for name, pid in pids.items()}
+        return {**servers, "caller": time.process_time()}
+
+    return await keep_open(case.streams, case.ramp_s, window_s, ask, used)
 
 
 async def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:
@@ -158,6 +139,8 @@ def started(
     step_s = 0.0 if what == "prefill" else case.step_s
     server = what if what == "render" else "generate"
     command = [sys.executable, str(HERE / "chain_server.py"), server, str(step_s)]
+    # With a leg for prefill, the one for decode has the prompt's KV cache: it would pull it.
+    command.append("0" if what == "decode" and not options.one_leg else "1")
     command += ["--model", options.model, "--served-model-name", MODEL, "--port", str(port)]
     quiet = subprocess.DEVNULL
     return f"http://127.0.0.1:{port}", subprocess.Popen(command, stdout=quiet, stderr=quiet)
@@ -178,30 +161,16 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True, metavar="FOLDER")
-    parser.add_argument("--cases", default="1:5:16,32:20:128")
-    parser.add_argument("--window-s", type=float, default=10.0)
+    cases.add_options(parser, CASES)
     parser.add_argument("--one-leg", action="store_true", help="no server for prefill")
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    options.cpus = set()
-    rows = []
-    for case in map(Case.parse, options.cases.split(",")):
+
+    def measured(case: Case) -> tuple[dict[str, Any], dict[str, float]]:
         found = asyncio.run(measure(case, options))
-        rows.append(
-            summary.row(
-                streams=case.streams,
-                step_s=case.step_s,
-                token_ids=case.token_ids,
-                stack=found,
-                cpu_s={**found["by_service"], "rest": 0.0},
-                alone=alone(case, options),
-            )
-        )
-        sys.stderr.write(f"{summary.line(rows[-1])}\n")
-    text = json.dumps({"window_s": options.window_s, "rows": rows}, indent=1) + "\n"
-    sys.stdout.write(text)
-    if options.out:
-        options.out.write_text(text)
+        return found, {**found["by_service"], "rest": 0.0}
+
+    rows = cases.rows(options.cases, options.window_s, measured)
+    cases.write({"window_s": options.window_s, "rows": rows}, options.out)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""vLLM's own HTTP servers around the fake engine: `chain_server.py render|generate STEP_S --model FOLDER --port N`.
+"""vLLM's own HTTP servers around the fake engine: `chain_server.py render|generate STEP_S 0|1 --model FOLDER --port N`.
 
 `render` is what `vllm launch render` runs. `generate` serves vLLM's `/inference/v1/generate` in front of headrace's
-fake engine, which computes the prompt itself. `chain.py` starts both.
+fake engine, which computes the prompt itself if `1`, and has it if `0`. `chain.py` starts both.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ class FakeClient:
     is_running = True
     is_stopped = False
 
-    def __init__(self, step_s: float, vllm_config: Any, renderer: Any) -> None:
+    def __init__(self, step_s: float, *, computes: bool, vllm_config: Any, renderer: Any) -> None:
         self.vllm_config = vllm_config
         self.model_config = vllm_config.model_config
         self.renderer = renderer
         self.input_processor = None  # the fake engine takes what it is given
         fake = {"step_s": step_s, "num_blocks": 65_536}
+        if not computes:
+            fake["prefill_s_per_1k"] = 0.0
         self._engine = FakeDecodeEngine(load(None, overrides={"fake": fake}, env={}))
 
     async def start(self) -> None:
@@ -91,7 +93,7 @@ class FakeClient:
             )
 
 
-async def generate(step_s: float, args: Any) -> None:
+async def generate(step_s: float, computes: bool, args: Any) -> None:
     """Serve `/inference/v1/generate`, until killed."""
     _, sock = setup_server(args, reuse_port=False)
     from vllm.config import VllmConfig
@@ -100,7 +102,12 @@ async def generate(step_s: float, args: Any) -> None:
     app = build_app(args, ("render",))
     app.include_router(router)
     await init_render_app_state(vllm_config, app.state, args)
-    engine = FakeClient(step_s, vllm_config, app.state.online_renderer.renderer)
+    engine = FakeClient(
+        step_s,
+        computes=computes,
+        vllm_config=vllm_config,
+        renderer=app.state.online_renderer.renderer,
+    )
     await engine.start()
     app.state.engine_client = engine
     app.state.serving_tokens = ServingTokens(
@@ -115,11 +122,15 @@ async def generate(step_s: float, args: Any) -> None:
 
 def main() -> None:
     """Serve one of the two."""
-    what, step_s, *rest = sys.argv[1:]
+    what, step_s, computes, *rest = sys.argv[1:]
     args = make_arg_parser(FlexibleArgumentParser()).parse_args(
         [*rest, "--disable-uvicorn-access-log", "--host", "127.0.0.1"]
     )
-    served = run_launch_fastapi(args) if what == "render" else generate(float(step_s), args)
+    served = (
+        run_launch_fastapi(args)
+        if what == "render"
+        else generate(float(step_s), computes == "1", args)
+    )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(served)
 

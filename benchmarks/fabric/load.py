@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import select
 import socket
 import sys
 import time
-from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
+
+from window import RAMPS, Found, add_options, pin
 
 EVENT = b"data: "
 EVENT_END = b"\n\n"
@@ -27,18 +27,6 @@ READ_BYTES = 65_536
 
 class AnswerError(Exception):
     """An answer that is not whole."""
-
-
-@dataclass
-class Found:
-    """What was read within the window."""
-
-    ttft: list[float] = field(
-        default_factory=list
-    )  #: seconds, of requests that began in the window
-    gaps: list[float] = field(default_factory=list)  #: seconds between two reads of one stream
-    num_token_ids: int = 0
-    num_answers: int = 0
 
 
 class Stream:
@@ -73,12 +61,7 @@ class Stream:
 
     def _note(self, num_token_ids: int, now: float, found: Found, since: float) -> None:
         self.num_token_ids += num_token_ids
-        if now >= since:
-            found.num_token_ids += num_token_ids
-            if self._last is None and self._asked >= since:
-                found.ttft.append(now - self._asked)
-            elif self._last is not None and self._last >= since:
-                found.gaps.append(now - self._last)
+        found.note(num_token_ids, now, asked=self._asked, last=self._last, since=since)
         self._last = now
 
 
@@ -138,7 +121,7 @@ def read_all(options: argparse.Namespace) -> dict[str, Any]:
     connections: dict[int, Connection] = {}
     found = Found()
     started = time.perf_counter()
-    begin = started + options.ramp_s * 1.5
+    begin = started + options.ramp_s * RAMPS
     end = begin + options.window_s
     cpu_s: float | None = None
     with select.epoll() as poll:
@@ -157,14 +140,7 @@ def read_all(options: argparse.Namespace) -> dict[str, Any]:
                 connections[number].read(found, begin)
         cpu_s = time.process_time() - (cpu_s or 0.0)
         tell("end")
-    return {
-        "ttft_s": found.ttft,
-        "gaps_s": found.gaps,
-        "num_token_ids": found.num_token_ids,
-        "num_answers": found.num_answers,
-        "window_s": time.perf_counter() - begin,
-        "cpu_s": cpu_s,
-    }
+    return found.result(window_s=time.perf_counter() - begin, cpu_s=cpu_s)
 
 
 def tell(word: str) -> None:
@@ -178,15 +154,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("url")
     parser.add_argument("--model", default="fake")
-    parser.add_argument("--streams", type=int, required=True)
-    parser.add_argument("--token-ids", type=int, required=True)
-    parser.add_argument("--ramp-s", type=float, required=True)
-    parser.add_argument("--window-s", type=float, required=True)
-    parser.add_argument("--prompt-bytes", type=int, default=400)
-    parser.add_argument("--cpus", default="")
+    add_options(parser)
     options = parser.parse_args()
-    if options.cpus:
-        os.sched_setaffinity(0, {int(cpu) for cpu in options.cpus.split(",")})
+    pin(options.cpus)
     tell(json.dumps(read_all(options)))
 
 

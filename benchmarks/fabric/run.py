@@ -16,44 +16,14 @@ import platform
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import summary
+import cases
+from cases import HERE, Case
 from stack import SERVICES, Stack, busy_s, running
 
-HERE = Path(__file__).parent
 CASES = "1:5:16,32:20:128,256:50:128,1000:100:128,256:0:512"
-MIN_RAMP_S = 1.0
-MAX_RAMP_S = 10.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Case:
-    """One load."""
-
-    streams: int  #: open at any time
-    step_s: float  #: of the fake engine; 0: saturation
-    token_ids: int  #: of each answer
-
-    @classmethod
-    def parse(cls, text: str) -> Case:
-        """Read `streams:step_ms:token_ids`."""
-        streams, step_ms, token_ids = text.split(":")
-        return cls(streams=int(streams), step_s=float(step_ms) / 1e3, token_ids=int(token_ids))
-
-    @property
-    def ramp_s(self) -> float:
-        """Over how long the streams begin: an answer's length, so that they end as evenly as they began."""
-        return min(MAX_RAMP_S, max(MIN_RAMP_S, self.step_s * self.token_ids))
-
-    def arguments(self, window_s: float, cpus: str) -> list[str]:
-        """Return what both programs are told."""
-        return [
-            *("--streams", str(self.streams), "--token-ids", str(self.token_ids)),
-            *("--ramp-s", str(self.ramp_s), "--window-s", str(window_s), "--cpus", cpus),
-        ]
 
 
 def through_stack(
@@ -87,40 +57,20 @@ def _used(stack: Stack, line: str, expected: str) -> dict[str, float]:
     return {**stack.cpu_s(), "rest": busy_s()}
 
 
-def alone(case: Case, options: argparse.Namespace) -> dict[str, Any]:
-    """Return what the engines alone gave."""
-    command = [sys.executable, str(HERE / "alone.py"), "--step-s", str(case.step_s)]
-    command += case.arguments(options.window_s, ",".join(map(str, options.cpus)))
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    result: dict[str, Any] = json.loads(done.stdout)
-    return result
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", default=CASES)
-    parser.add_argument("--window-s", type=float, default=10.0)
+    cases.add_options(parser, CASES)
     parser.add_argument("--cpus", type=_cpus, default=set(), metavar="LIST")
     parser.add_argument("--load-cpus", default="", metavar="LIST")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
-    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    rows = []
-    for case in map(Case.parse, options.cases.split(",")):
+
+    def measure(case: Case) -> tuple[dict[str, Any], dict[str, float]]:
         with tempfile.TemporaryDirectory() as home:
-            found, cpu_s = through_stack(case, options, Path(home))
-        rows.append(
-            summary.row(
-                streams=case.streams,
-                step_s=case.step_s,
-                token_ids=case.token_ids,
-                stack=found,
-                cpu_s=cpu_s,
-                alone=alone(case, options),
-            )
-        )
-        sys.stderr.write(f"{summary.line(rows[-1])}\n")
+            return through_stack(case, options, Path(home))
+
+    rows = cases.rows(options.cases, options.window_s, measure, options.cpus)
     result = {
         "machine": {
             "processor": platform.processor() or platform.machine(),
@@ -131,10 +81,7 @@ def main() -> None:
         "window_s": options.window_s,
         "rows": rows,
     }
-    text = json.dumps(result, indent=1) + "\n"
-    sys.stdout.write(text)
-    if options.out:
-        options.out.write_text(text)
+    cases.write(result, options.out)
 
 
 def _cpus(text: str) -> set[int]:

@@ -24,6 +24,7 @@ def program(name: str) -> ModuleType:
     return module
 
 
+sys.path.insert(0, str(FABRIC))  # where they find one another
 load = program("load")
 summary = program("summary")
 
