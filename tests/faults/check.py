@@ -157,8 +157,14 @@ def _late(record: Record, around: list[Fault], late_s: float) -> list[Violation]
         fault.healed or record.ended
         for fault in around
         if fault.kind == "stall"
-        or (fault.target == record.gateway and fault.kind == "stop")
+        or _holds_gateway(fault, record)
         or (not record.gateway and (fault.kind in ("broker_kill", "broker_stop", "stop", "kill")))
+    ]
+    held += [
+        # A gateway counts from when it reads a request.
+        fault.healed + record.deadline - record.sent
+        for fault in around
+        if _holds_gateway(fault, record) and fault.started <= record.sent and fault.healed
     ]
     if record.order.lane != "rt":
         held += [
@@ -171,6 +177,10 @@ def _late(record: Record, around: list[Fault], late_s: float) -> list[Violation]
         return []
     text = f"{record.late_s:.2f} s past its deadline; {_what(record, around)}"
     return [Violation("late", record.request_id, text)]
+
+
+def _holds_gateway(fault: Fault, record: Record) -> bool:
+    return fault.kind == "stop" and fault.target == record.gateway
 
 
 def _is_stage(fault: Fault) -> bool:

@@ -118,13 +118,13 @@ class NatsClient:
             try:
                 terminal = await reader.terminal(record.deadline + HANG_S)
             except RequestError as error:
-                record.ended = record.ended or time.time()
                 record.end, record.http_status = "error", error.http_status
                 record.message = f"reader: {error.message}"
                 record.problems = reader.streamed.check_so_far()
                 return
-            record.ended = record.ended or time.time()
-            record.num_events = reader.streamed.num_events
+            finally:
+                record.ended = record.ended or time.time()
+                record.num_events = reader.streamed.num_events
         _judge(order, record, terminal, reader)
 
     async def _kept(self, record: Record) -> bytes:

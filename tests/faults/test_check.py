@@ -6,18 +6,22 @@ import asyncio
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from headrace.shared import subjects, wire
 from headrace.shared.broker import Broker
+from headrace.shared.errors import AnswerLostError
 from headrace.shared.messages import Takeover, Terminal
+from headrace.shared.subjects import Lane
 
 from . import check, logs
 from .answers import Streamed, problems_of_body
 from .inject import Fault
 from .member import Exit, Life
+from .nats_client import NatsClient
+from .nats_reader import Reader
 from .orders import Order, make
 from .record import Record
 from .terminals import Terminals
@@ -68,6 +72,36 @@ def test_an_end_past_the_deadline_is_late() -> None:
     assert kinds([late]) == ["late"]
     assert kinds([late], [fault("stop", "gateway-1", healed=SENT + 31.0)]) == ["late"]
     assert kinds([late], [fault("stop", "gateway-0", healed=SENT + 31.0)]) == []
+
+
+def test_a_deadline_begins_when_a_stopped_gateway_reads_the_request() -> None:
+    late = record_of(PLAIN, ended=SENT + 51.5)
+    stopped_before = fault("stop", "gateway-0", started=SENT - 5.0, healed=SENT + 20.0)
+    assert kinds([late], [stopped_before]) == []
+    assert kinds([record_of(PLAIN, ended=SENT + 52.5)], [stopped_before]) == ["late"]
+    stopped_after = fault("stop", "gateway-0", started=SENT + 0.1, healed=SENT + 20.0)
+    assert kinds([late], [stopped_after]) == ["late"]
+
+
+def test_what_came_before_a_reader_gave_up_is_counted() -> None:
+    class Torn:
+        streamed = Streamed(PLAIN)
+
+        async def terminal(self, until: float) -> Terminal:
+            self.streamed.event('{"choices": []}')
+            raise AnswerLostError("two workers answered this request")
+
+    order = order_of("plain", stream=True, way="nats", lane=Lane.RT)
+    record = record_of(order, gateway="", ended=None)
+    asyncio.run(NatsClient(cast("Broker", None))._read(order, record, cast("Reader", Torn())))
+    assert (record.num_events, record.end, record.http_status) == (1, "error", 500)
+    others = [
+        fault("kill", "decode-1", healed=SENT + 2.0),
+        fault("broker_kill", "broker", started=SENT + 3.0, healed=SENT + 5.0),
+    ]
+    record.ended = SENT + 6.0
+    assert kinds([record], others) == []
+    assert kinds([record], others[:1]) == ["failed"]
 
 
 def test_on_a_slow_machine_an_end_may_be_later() -> None:
