@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import socket
-from types import SimpleNamespace
 
 import pytest
 from nats import errors
@@ -86,28 +84,3 @@ def test_messages_that_are_dropped_are_counted_and_not_told_one_by_one(
     assert told == [f"{count} messages dropped: this process is too slow" for count in (1, 50)]
 
 
-async def test_a_caller_may_leave_in_the_moment_in_which_its_request_fails() -> None:
-    asked = asyncio.Event()
-
-    async def request(*_: object, **__: object) -> None:
-        asked.set()
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:  # as `wait_for` does when the answer is there already
-            raise errors.NoRespondersError from None
-
-    loop = asyncio.get_running_loop()
-    told: list[dict[str, object]] = []
-    loop.set_exception_handler(lambda _, context: told.append(context))
-    connection = Connection("t", lambda: None, lambda: None)
-    connection._nc = SimpleNamespace(is_connected=True, request=request)  # type: ignore[assignment]
-    connection._lost = loop.create_future()
-    asking = asyncio.create_task(connection.request("s", b"", timeout_s=TIMEOUT_S))
-    await asked.wait()
-    asking.cancel()
-    await asyncio.gather(asking, return_exceptions=True)
-    del asking  # its error holds the frames, and they the request
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    gc.collect()
-    assert told == []

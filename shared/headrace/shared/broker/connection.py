@@ -19,7 +19,9 @@ from nats.aio.subscription import Subscription as NatsSubscription
 from headrace.shared.broker import tls
 from headrace.shared.broker.denials import Denials
 from headrace.shared.broker.direct import DirectClient
+from headrace.shared.broker.message import status_of
 from headrace.shared.broker.outage_log import OutageLog
+from headrace.shared.broker.replies import Replies
 from headrace.shared.errors import BrokerError
 from headrace.shared.settings import BrokerSettings
 from headrace.shared.tasks import spawn
@@ -30,6 +32,8 @@ CANCEL_AGAIN_S = 0.2
 RECONNECT_WAIT_S = 0.2
 PING_INTERVAL_S = 20
 PENDING_BYTES = 64 * 2**20  # before a publish waits for the socket
+
+NO_RESPONDERS = "503"
 
 
 class ConnectionLostError(BrokerError):
@@ -79,6 +83,7 @@ class Connection:
         self._on_back = on_back
         self._on_closed = on_closed
         self._nc = _Client()
+        self._replies = Replies(self._nc)
         self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._denials = Denials()
         self._refused = (
@@ -125,6 +130,7 @@ class Connection:
                     f"{self._url} refuses user {user or '(none)'!r}: set broker.user and broker.password"
                 )
             await connecting
+            await self._replies.start()
             self._log.reached()
         except (errors.Error, OSError, ValueError) as error:
             raise BrokerError(f"cannot connect to {self._url}: {error}") from error
@@ -191,32 +197,25 @@ class Connection:
 
         Raises: NoResponderError, DeniedError, ConnectionLostError, or BrokerError on timeout.
         """
-        if not self._nc.is_connected:
-            raise ConnectionLostError(f"{subject}: not connected to the broker")
-        denied = self._denials.expect(subject)
-        answer = asyncio.ensure_future(
-            self._nc.request(
-                subject, payload, timeout_s, headers=dict(headers) if headers else None
-            )
-        )
-        answer.add_done_callback(_seen)
+        denied, lost = self._denials.expect(subject), self._lost
+        inbox, answer = self._replies.expect()
         try:
-            waiting: set[asyncio.Future[Any]] = {answer, denied, self._lost}
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            if answer.done():
-                return answer.result()
-            if denied.done():
-                raise DeniedError(f"{self._label} may not publish to {subject}")
-            raise ConnectionLostError(f"{subject}: the connection broke before the answer")
-        except errors.NoRespondersError:
-            raise NoResponderError(f"nobody listens on {subject}") from None
-        except errors.TimeoutError:
-            raise BrokerError(f"{subject}: no answer within {timeout_s:g} s") from None
-        except errors.Error as error:
-            raise BrokerError(f"{subject}: {_text(error)}") from error
+            await self.publish(subject, payload, reply=inbox, headers=headers)
+            waiting: set[asyncio.Future[Any]] = {answer, denied, lost}
+            await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            answer.cancel()
+            self._replies.forget(inbox)
             self._denials.forget(subject, denied)
+        if answer.done():
+            message = answer.result()
+            if status_of(message) == NO_RESPONDERS:
+                raise NoResponderError(f"nobody listens on {subject}")
+            return message
+        if denied.done():
+            raise DeniedError(f"{self._label} may not publish to {subject}")
+        if lost.done():
+            raise ConnectionLostError(f"{subject}: the connection broke before the answer")
+        raise BrokerError(f"{subject}: no answer within {timeout_s:g} s")
 
     async def pull(
         self, subject: str, payload: bytes, *, timeout_s: float, give_back: Callable[[Msg], None]
@@ -434,9 +433,3 @@ class Connection:
 
 def _text(error: Exception) -> str:
     return str(error) or type(error).__name__
-
-
-def _seen(answer: asyncio.Future[Any]) -> None:
-    """Look at its error, if it has one: whoever asked may have left in the moment in which it came."""
-    if not answer.cancelled():
-        answer.exception()

@@ -11,7 +11,8 @@ from nats.aio.msg import Msg
 
 from headrace.shared.broker.connection import Connection
 from headrace.shared.broker.jetstream import STREAM_NOT_FOUND, ApiError, api
-from headrace.shared.broker.stored import BATCH_TIMEOUT_S, SEQUENCE, status_of
+from headrace.shared.broker.message import status_of
+from headrace.shared.broker.stored import BATCH_TIMEOUT_S, SEQUENCE
 from headrace.shared.errors import BrokerError
 
 NO_STREAMS_HERE = 10039  # said in an account that has none of its own

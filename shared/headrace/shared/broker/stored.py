@@ -8,6 +8,7 @@ import msgspec
 from nats.aio.msg import Msg
 
 from headrace.shared.broker.connection import Connection
+from headrace.shared.broker.message import description_of, status_of
 from headrace.shared.errors import BrokerError
 
 BATCH = 256
@@ -106,14 +107,3 @@ async def read_last_of_many(
     if status_of(end) not in ("204", "404", "503"):
         raise BrokerError(f"reading from {stream}: {description_of(end)}")
     return messages
-
-
-def status_of(message: Msg) -> str | None:
-    """Return the three digits of a status message, or None for any other message."""
-    return (message.headers or {}).get("Status")
-
-
-def description_of(message: Msg) -> str:
-    """Return what a status message says."""
-    headers = message.headers or {}
-    return f"{headers.get('Status', '')} {headers.get('Description', '')}".strip()

@@ -9,12 +9,13 @@ from typing import Any
 import msgspec
 from nats.aio.msg import Msg
 
-from headrace.shared.broker import blobs, stored
+from headrace.shared.broker import blobs
 from headrace.shared.broker.connection import DeniedError
 from headrace.shared.broker.connections import Connections
 from headrace.shared.broker.declarations import Declarations
 from headrace.shared.broker.delivery import Delivery, Settler, nak_payload
 from headrace.shared.broker.durable import RETRY_S
+from headrace.shared.broker.message import description_of, status_of
 from headrace.shared.broker.payloads import Payloads
 from headrace.shared.broker.work_queue import LAST_RESORT_GROUP, WorkQueue
 from headrace.shared.errors import BrokerError
@@ -78,7 +79,7 @@ class Takes:
             return None
         if message is None:
             return None
-        if stored.status_of(message) is None:
+        if status_of(message) is None:
             return await self._delivery(queue, message)
         await self._after_status(queue, message, min(RETRY_S, deadline - loop.time()))
         return None
@@ -118,7 +119,7 @@ class Takes:
         )
 
     def _give_back(self, message: Msg, delay_s: float = 0.0) -> None:
-        if stored.status_of(message) is None:
+        if status_of(message) is None:
             spawn(self._nak(message, delay_s), self._tasks)
 
     async def _nak(self, message: Msg, delay_s: float) -> None:
@@ -133,9 +134,9 @@ class Takes:
 
     async def _after_status(self, queue: WorkQueue, status: Msg, pause_s: float) -> None:
         """Nothing came. Unless that is all, make sure that the next take has better luck."""
-        if stored.status_of(status) in ("404", "408"):
+        if status_of(status) in ("404", "408"):
             return
-        if stored.status_of(status) == "503":
+        if status_of(status) == "503":
             if not self._declarations.has(queue):
                 raise BrokerError(
                     f"stream {queue.stream} has no consumer {queue.consumer}: call declare_model first"
@@ -144,7 +145,7 @@ class Takes:
         else:
             logger.warning(
                 "pull ended: %s",
-                stored.description_of(status),
+                description_of(status),
                 extra={"action": "pull_ended", "consumer": queue.consumer},
             )
         await asyncio.sleep(max(0.0, pause_s))  # or a caller in a loop would spin
