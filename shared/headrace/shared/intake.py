@@ -108,6 +108,7 @@ class Intake:
                 for take in [take for take in self._takes if take.done()]:
                     self._takes.discard(take)
                     self._start(take)
+                await asyncio.sleep(0)  # what was taken goes its way before more is asked for
             await self._end_takes()
             await self._on_stop()
             if self._jobs:

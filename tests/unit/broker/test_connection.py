@@ -82,5 +82,3 @@ def test_messages_that_are_dropped_are_counted_and_not_told_one_by_one(
     asyncio.run(scenario())
     told = [r.getMessage() for r in caplog.records if r.__dict__.get("action") == "slow_consumer"]
     assert told == [f"{count} messages dropped: this process is too slow" for count in (1, 50)]
-
-

@@ -6,8 +6,7 @@ from typing import Any, cast
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from headrace.shared.broker.direct import Direct
-from headrace.shared.broker.message import Received
+from headrace.shared.broker.direct import Inline
 from headrace.shared.broker.replies import Replies
 
 
@@ -16,23 +15,21 @@ class Wire:
 
     def __init__(self) -> None:
         self.subscribed: list[str] = []
-        self.callback: Direct | None = None
+        self.callback: Inline | None = None
 
     def new_inbox(self) -> str:
         return "_INBOX.x"
 
     async def subscribe(self, subject: str, cb: Callable[..., Any]) -> None:
         self.subscribed.append(subject)
-        assert isinstance(cb, Direct)
+        assert isinstance(cb, Inline)
         self.callback = cb
 
-    def answer(self, subject: str, payload: bytes) -> None:
+    def answer(self, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> None:
         assert self.callback is not None
-        self.callback.handle(Received(subject, payload, {}, ""))
-
-    async def answer_with_headers(self, subject: str, headers: dict[str, str]) -> None:
-        assert self.callback is not None
-        await self.callback.func(Msg(cast("Client", self), subject=subject, headers=headers))
+        self.callback.handle(
+            Msg(cast("Client", self), subject=subject, data=payload, headers=headers)
+        )
 
 
 async def started() -> tuple[Wire, Replies]:
@@ -47,7 +44,7 @@ async def test_each_answer_goes_to_its_own_request_over_one_subscription() -> No
     first, one = replies.expect()
     second, two = replies.expect()
     wire.answer(second, b"2")
-    await wire.answer_with_headers(first, {"Status": "503"})
+    wire.answer(first, b"", {"Status": "503"})
     assert (await two).data == b"2"
     assert (await one).headers == {"Status": "503"}
     assert wire.subscribed == ["_INBOX.x.*"]

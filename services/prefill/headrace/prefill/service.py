@@ -236,18 +236,20 @@ class PrefillService:
         )
 
     async def _run(self, task: PrefillTask) -> Handoff:
-        """Run the handler so that a cancel of the request, and the task's expiry, end it."""
+        """Run the handler so that a cancel of the request, and the task's expiry, end it: in a task of its own."""
         # Decode's clock may be another one.
         offset = self._worker.table.clock_offset(task.decode_instance)
         reason = self._worker.cancels.reason(task.tenant, task.request_id, task.published + offset)
         if reason is not None:
             raise CancelledRequestError(f"request {task.request_id} was cancelled: {reason}")
-        work = asyncio.create_task(self._handler.handle(task))
+        work = asyncio.current_task()
+        assert work is not None
         ends: list[RequestError] = []
 
         def end(why: RequestError) -> None:
-            ends.append(why)
-            work.cancel()
+            if not ends:
+                ends.append(why)
+                work.cancel()
 
         def cancel(reason: str) -> None:
             end(CancelledRequestError(f"request {task.request_id} was cancelled: {reason}"))
@@ -257,10 +259,9 @@ class PrefillService:
         expired = ExpiredError(f"task {task.task_id} expired while it was computed")
         timer = asyncio.get_running_loop().call_later(max(0.0, left_s), end, expired)
         try:
-            return await work
+            return await self._handler.handle(task)
         except asyncio.CancelledError:
-            if not ends:
-                work.cancel()
+            if not ends or work.uncancel() > 0:
                 raise
             raise ends[0] from None
         finally:

@@ -19,6 +19,7 @@ from nats.aio.subscription import Subscription as NatsSubscription
 from headrace.shared.broker import tls
 from headrace.shared.broker.denials import Denials
 from headrace.shared.broker.direct import DirectClient
+from headrace.shared.broker.inboxes import Inbox, Inboxes
 from headrace.shared.broker.message import status_of
 from headrace.shared.broker.outage_log import OutageLog
 from headrace.shared.broker.replies import Replies
@@ -84,6 +85,7 @@ class Connection:
         self._on_closed = on_closed
         self._nc = _Client()
         self._replies = Replies(self._nc)
+        self._inboxes = Inboxes(self._nc)
         self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._denials = Denials()
         self._refused = (
@@ -222,32 +224,30 @@ class Connection:
     ) -> Msg | None:
         """Publish with an inbox of its own, and return the one message that comes to it, or None.
 
-        A message that comes after the caller has left goes to `give_back`. The inbox is withdrawn at once, so
+        A message that comes after the caller has left goes to `give_back`. The inbox is withdrawn at once then, so
         that the broker finds nobody waiting there and keeps the message for somebody else.
         """
-        future: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
-        denied = self._denials.expect(subject)
-        subscription: NatsSubscription | None = None
-        taken = False
+        denied, lost = self._denials.expect(subject), self._lost
+        inbox: Inbox | None = None
+        is_answered = False
         try:
-            inbox = self._nc.new_inbox()
-            subscription = await self._nc.subscribe(inbox, future=future, max_msgs=1)
-            await subscription.unsubscribe(limit=1)
-            await self.publish(subject, payload, reply=inbox)
-            waiting: set[asyncio.Future[Any]] = {future, denied, self._lost}
+            inbox = await self._inboxes.get(subject)
+            reply, answer = inbox.expect(give_back)
+            await self.publish(subject, payload, reply=reply)
+            waiting: set[asyncio.Future[Any]] = {answer, denied, lost}
             await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if denied.done():
                 raise DeniedError(f"{self._label} may not publish to {subject}")
-            taken = future.done()
-            return future.result() if taken else None
+            is_answered = answer.done()
+            return answer.result() if is_answered else None
         except errors.Error as error:
             raise BrokerError(f"{subject}: {_text(error)}") from error
         finally:
             self._denials.forget(subject, denied)
-            if not taken:
-                future.add_done_callback(lambda late: give_back(late.result()))
-                if subscription is not None and not future.done():
-                    spawn(self._withdraw(subscription), self._tasks)
+            if inbox is not None and not (is_answered and self._inboxes.put(subject, inbox)):
+                if not is_answered:
+                    inbox.leave()
+                spawn(self._withdraw(inbox), self._tasks)
 
     async def collect(
         self,
@@ -367,8 +367,11 @@ class Connection:
         if self._opened:
             await self._nc.close()
 
-    async def _withdraw(self, subscription: NatsSubscription) -> None:
+    async def _withdraw(self, inbox: Inbox) -> None:
         """Tell the broker first and forget it here last: what is under way must still find its callback."""
+        subscription = inbox.subscription
+        if subscription is None:
+            return
         try:
             if self._nc.is_connected:
                 await self._nc._send_unsubscribe(subscription._id)

@@ -31,25 +31,41 @@ class Direct:
             self.num_waiting -= 1
 
 
+class Inline:
+    """A subscription's callback that gets each message as it is, at once; it does not wait."""
+
+    def __init__(self, handle: Callable[[Msg], None]) -> None:
+        self.handle = handle
+        self.func = self.__call__  # as for `Direct`
+
+    async def __call__(self, message: Msg) -> None:
+        """What nats-py would call."""
+        self.handle(message)
+
+
 class DirectClient(TlsClient):
-    """nats-py's client, which calls a `Direct` callback from its read loop."""
+    """nats-py's client, which calls a `Direct` or `Inline` callback from its read loop."""
 
     async def _process_msg(
         self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes
     ) -> None:
         subscription = self._subs.get(sid)
-        direct = None if subscription is None else subscription._cb
-        if subscription is None or not isinstance(direct, Direct):
+        callback = None if subscription is None else subscription._cb
+        if subscription is None or not isinstance(callback, (Direct, Inline)):
             await super()._process_msg(sid, subject, reply, data, headers)
             return
-        if headers or direct.num_waiting:
-            direct.num_waiting += 1
+        if isinstance(callback, Direct) and (headers or callback.num_waiting):
+            callback.num_waiting += 1
             await super()._process_msg(sid, subject, reply, data, headers)
             return
         self.stats["in_msgs"] += 1
         self.stats["in_bytes"] += len(data)
         subscription._received += 1
         try:
-            direct.handle(Received(subject.decode(), data, {}, reply.decode()))
+            if isinstance(callback, Direct):
+                callback.handle(Received(subject.decode(), data, {}, reply.decode()))
+            else:
+                parsed = await self._process_headers(headers)
+                callback.handle(self._build_message(sid, subject, reply, data, parsed))
         except Exception as error:  # as in nats-py: one handler's fault does not end the read loop
             await self._error_cb(error)

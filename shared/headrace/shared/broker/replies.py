@@ -8,8 +8,7 @@ import itertools
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from headrace.shared.broker.direct import Direct
-from headrace.shared.broker.message import Received
+from headrace.shared.broker.direct import Inline
 
 
 class Replies:
@@ -24,7 +23,7 @@ class Replies:
     async def start(self) -> None:
         """Listen; goes on after a reconnect. Raises: what nats-py does."""
         self._inbox = self._client.new_inbox()
-        await self._client.subscribe(f"{self._inbox}.*", cb=Direct(self._on_bare, self._on_message))
+        await self._client.subscribe(f"{self._inbox}.*", cb=Inline(self._take))
 
     def expect(self) -> tuple[str, asyncio.Future[Msg]]:
         """Return where an answer is to be sent, and what completes with it; `forget` it at last."""
@@ -36,19 +35,6 @@ class Replies:
     def forget(self, subject: str) -> None:
         """Wait for it no more: what comes there is dropped."""
         del self._waiting[subject]
-
-    def _on_bare(self, received: Received) -> None:
-        self._take(
-            Msg(
-                _client=self._client,
-                subject=received.subject,
-                reply=received.reply,
-                data=received.payload,
-            )
-        )
-
-    async def _on_message(self, message: Msg) -> None:
-        self._take(message)
 
     def _take(self, message: Msg) -> None:
         answer = self._waiting.get(message.subject)
