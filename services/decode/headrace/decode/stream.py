@@ -11,6 +11,7 @@ from headrace.decode.frames import FrameLink
 from headrace.decode.stream_log import StreamLog
 from headrace.decode.takeover import Start
 from headrace.engine.interface import DecodeOutput
+from headrace.shared.alarm import Alarm
 from headrace.shared.errors import BrokerError, NoWorkerError
 from headrace.shared.messages import Job, OpenStream, StreamEnd, StreamOpened, StreamRefused
 from headrace.shared.openai_errors import error_of
@@ -52,8 +53,10 @@ class Stream:
         self._link_to = link_to
         self._link: FrameLink | None = None
         self._derender_instance = ""
-        self._lost = asyncio.Event()
-        self._done = asyncio.Event()
+        self._is_lost = False
+        self._is_done = False
+        self._wake = asyncio.Event()
+        self._alarm = Alarm(self._wake)
         self._choices: dict[int, asyncio.Task[Any]] = {}
         self._stopped: set[int] = set()
 
@@ -102,7 +105,8 @@ class Stream:
     def lost(self, derender_instance: str) -> None:
         """This derender worker is gone, or does not know the stream; another one may hold it already."""
         if derender_instance == self._derender_instance:
-            self._lost.set()
+            self._is_lost = True
+            self._wake.set()
 
     def is_with(self, derender_instance: str) -> bool:
         """Whether this derender worker is the one that holds the stream."""
@@ -110,7 +114,8 @@ class Stream:
 
     def done(self) -> None:
         """The terminal is published."""
-        self._done.set()
+        self._is_done = True
+        self._wake.set()
 
     async def deliver(self) -> None:
         """Keep a derender worker claimed until it says that the terminal is published.
@@ -119,9 +124,9 @@ class Stream:
         """
         attempt = 0
         try:
-            while not self._done.is_set():
+            while not self._is_done:
                 attempt += 1
-                self._lost.clear()
+                self._is_lost = False
                 self._derender_instance = await self._claimed(attempt)
                 self._link = self._link_to(self._derender_instance)
                 self._link.attach(self)
@@ -129,6 +134,7 @@ class Stream:
                 self._link.detach(self.stream_id)
                 self._link = None
         finally:
+            self._alarm.cancel()
             if self._link is not None:
                 self._link.detach(self.stream_id)
                 self._link = None
@@ -169,17 +175,13 @@ class Stream:
             await asyncio.sleep(CLAIM_RETRY_S)
 
     async def _until_lost_or_done(self) -> None:
-        lost = asyncio.create_task(self._lost.wait())
-        done = asyncio.create_task(self._done.wait())
-        try:
-            while True:
-                finished, _ = await asyncio.wait(
-                    {lost, done}, timeout=END_RETRY_S, return_when=asyncio.FIRST_COMPLETED
-                )
-                if finished:
-                    return
+        now = asyncio.get_running_loop().time
+        again_at = now() + END_RETRY_S
+        while not (self._is_lost or self._is_done):
+            if now() >= again_at:
+                again_at = now() + END_RETRY_S
                 if self.end is not None and self._link is not None:
                     self._link.send_end(self.stream_id)
-        finally:
-            lost.cancel()
-            done.cancel()
+            self._wake.clear()
+            self._alarm.set(again_at)
+            await self._wake.wait()

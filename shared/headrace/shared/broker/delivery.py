@@ -93,16 +93,22 @@ class Delivery:
     @contextlib.asynccontextmanager
     async def keep_alive(self) -> AsyncIterator[None]:
         """Send `in_progress` every third of `ack_wait`, from when it was taken on, while the block runs."""
-        task = asyncio.create_task(self._keep_alive())
+        loop = asyncio.get_running_loop()
+        signs: list[asyncio.Task[None]] = []
+        # Most blocks end before it goes off: it costs them no task.
+        timer = loop.call_at(
+            self._taken_at + self._ack_wait_s / 3,
+            lambda: signs.append(loop.create_task(self._signs_of_life())),
+        )
         try:
             yield
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            timer.cancel()
+            for task in signs:
+                task.cancel()
+            await asyncio.gather(*signs, return_exceptions=True)
 
-    async def _keep_alive(self) -> None:
-        loop = asyncio.get_running_loop()
-        await asyncio.sleep(self._taken_at + self._ack_wait_s / 3 - loop.time())
+    async def _signs_of_life(self) -> None:
         while True:
             try:
                 await self.in_progress()
