@@ -318,7 +318,8 @@ class DecodeService:
         await publish_end(self._worker, job, terminal)
 
     def _log_end(self, job: Job, error: RequestError | None, stream: Stream) -> None:
-        logger.info(
+        logger.log(
+            logging.DEBUG if error is None else logging.INFO,
             "job generated" if error is None else f"job failed: {error.code}",
             extra={
                 "action": "decode_done" if error is None else "decode_failed",

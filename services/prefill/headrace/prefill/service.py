@@ -211,7 +211,7 @@ class PrefillService:
             return self._failed(
                 task, error if isinstance(error, RequestError) else EngineRequestError(str(error))
             )
-        logger.info(
+        logger.debug(
             "prefill done",
             extra={
                 "action": "prefill_done",

@@ -190,7 +190,7 @@ async def answer(worker: Worker, handler: RenderHandler, submission: Submission)
     spans.rendered(
         worker.tracer, submission, own, taken=taken, end=job.published, timings=job.timings
     )
-    logger.info(
+    logger.debug(
         "request rendered",
         extra={
             "action": "render_done",
