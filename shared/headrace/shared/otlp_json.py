@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.util.re import parse_env_headers
 
-from headrace.shared.span_maker import MAX_CONTEXTS, Noted, NotedExporter
+from headrace.shared.span_maker import MAX_CONTEXTS, Later, Noted, NotedExporter, spans_of
 from headrace.shared.submission import valid_traceparent
 
 logger = logging.getLogger(__name__)
@@ -85,9 +85,9 @@ class Writer:
         # The spans of a stage lie under the same one.
         self._contexts: dict[str | None, tuple[str, str] | None] = {}
 
-    def request_of(self, spans: Sequence[Noted]) -> bytes:
+    def request_of(self, batch: Sequence[Noted | Later]) -> bytes:
         """Return an `ExportTraceServiceRequest`; empty where no span has a context that can be read."""
-        written = [text for noted in spans if (text := self._span(noted))]
+        written = [text for noted in spans_of(batch, self._ids) if (text := self._span(noted))]
         if not written:
             return b""
         # A lone surrogate, which a client's JSON may hold, is not worth the whole batch.
@@ -151,16 +151,27 @@ def _attributes(attributes: Mapping[str, Any]) -> str:
 
 
 def _attribute(key: str, value: Any) -> str:
-    return f'{{"key":{quoted(key)},"value":{_value(value)}}}'
+    return f'{{"key":{_QUOTED.get(key) or _quoted_key(key)},"value":{_value(value)}}}'
+
+
+def _quoted_key(key: str) -> str:
+    return _QUOTED.setdefault(key, quoted(key))
+
+
+_QUOTED: dict[str, str] = {}
+"""Keys are the code's own, so there are not many."""
 
 
 def _value(value: Any) -> str:
-    if isinstance(value, str):
+    kind = type(value)
+    if kind is str:
         return f'{{"stringValue":{quoted(value)}}}'
-    if isinstance(value, bool):
-        return '{"boolValue":true}' if value else '{"boolValue":false}'
-    if isinstance(value, int):
+    if kind is int:
         return f'{{"intValue":"{value}"}}'
-    if isinstance(value, float):  # as JSON it has no NaN; one would cost the whole batch
+    if kind is float:  # as JSON it has no NaN; one would cost the whole batch
         return f'{{"doubleValue":{value}}}' if isfinite(value) else '{"doubleValue":"NaN"}'
+    if kind is bool:
+        return '{"boolValue":true}' if value else '{"boolValue":false}'
+    if isinstance(value, str):
+        return f'{{"stringValue":{quoted(str(value))}}}'
     return f'{{"arrayValue":{{"values":[{",".join([_value(one) for one in value])}]}}}}'

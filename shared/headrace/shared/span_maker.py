@@ -1,4 +1,4 @@
-"""Spans as stages note them, and OpenTelemetry's made of those: in the thread that sends them, a batch at a time.
+"""What stages note, and the spans that are made of it: in the thread that sends them, a batch at a time.
 
 There the code is warm, and what it makes is gone at once; on the way of a request it would be neither. Imported only
 where traces are on.
@@ -6,7 +6,8 @@ where traces are on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from opentelemetry.sdk.resources import Resource
@@ -17,6 +18,9 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from headrace.shared.submission import valid_traceparent
+from headrace.shared.tracing import Attributes, Kind, Tracer, child_of
+
+logger = logging.getLogger(__name__)
 
 MAX_CONTEXTS = 1_024
 KINDS = {
@@ -51,6 +55,63 @@ class Noted(NamedTuple):
 SAMPLED = SpanContext(1, 1, False, FLAGS[1])
 
 
+class Later(NamedTuple):
+    """What spans are made of, as `Tracer.note` was told of it."""
+
+    make: Callable[..., None]
+    details: tuple[Any, ...]
+
+    @property
+    def context(self) -> SpanContext:
+        """As that of `Noted`."""
+        return SAMPLED
+
+
+class _Collecting(Tracer):
+    """Gathers the spans of a batch."""
+
+    is_on = True
+
+    def __init__(self, ids: IdGenerator) -> None:
+        self._ids = ids
+        self.spans: list[Noted] = []
+
+    def child(self, parent: str | None) -> str | None:
+        return child_of(parent, self._ids)
+
+    def span(
+        self,
+        name: str,
+        parent: str | None,
+        start: float,
+        end: float,
+        *,
+        own: str | None = None,
+        kind: Kind = "internal",
+        attributes: Attributes | None = None,
+        events: Sequence[tuple[str, float]] = (),
+        link: str | None = None,
+        error: str | None = None,
+    ) -> None:
+        self.spans.append(
+            Noted(name, parent, own, start, end, kind, attributes, events, link, error)
+        )
+
+
+def spans_of(batch: Sequence[Noted | Later], ids: IdGenerator) -> list[Noted]:
+    """Return the spans of what was noted; a note of which none can be made costs no other."""
+    collecting = _Collecting(ids)
+    for note in batch:
+        if isinstance(note, Noted):
+            collecting.spans.append(note)
+            continue
+        try:
+            note.make(collecting, *note.details)
+        except Exception:
+            logger.exception("no span made", extra={"action": "span_failed"})
+    return collecting.spans
+
+
 class NotedExporter(SpanExporter):
     """Takes what was noted as it is: no OpenTelemetry span is made of it."""
 
@@ -74,7 +135,9 @@ class SpanMaker(SpanExporter):
 
     def export(self, spans: Sequence[Any]) -> SpanExportResult:
         """Hand the spans on; of a broken context there is none."""
-        made = [span for noted in spans if (span := self._made(noted)) is not None]
+        made = [
+            span for noted in spans_of(spans, self._ids) if (span := self._made(noted)) is not None
+        ]
         return self._exporter.export(made) if made else SpanExportResult.SUCCESS
 
     def shutdown(self) -> None:

@@ -1,15 +1,17 @@
 """The spans of a request, and their names: one function a stage, called when the stage is done with it.
 
-All are made of the times that also stand in `Timings`. Under the request's own span lie, in this order, `queue`
-and `render`, `queue` and `prefill.wait` (in it `queue` and `prefill`), `decode` (in it `kv.transfer`), and beside
-`decode`, but for its end, `derender`. Attributes have OpenTelemetry's names where it has one; a request's ID stands
-in the gateway's span and in render's, as each attribute costs 3 µs to send.
+It notes what its spans need; the function below it makes them, in the processor's thread. All are made of the times
+that also stand in `Timings`. Under the request's own span lie, in this order, `queue` and `render`, `queue` and
+`prefill.wait` (in it `queue` and `prefill`), `decode` (in it `kv.transfer`), and beside `decode`, but for its end,
+`derender`. Attributes have OpenTelemetry's names where it has one; a request's ID stands in the gateway's span and in
+render's, as each attribute costs 3 µs to send.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from headrace.shared import token_ids
 from headrace.shared.messages import Endpoint, Handoff, Job, PrefillFailed, PrefillTask, Timings
 from headrace.shared.subjects import Lane
 from headrace.shared.submission import Submission
@@ -79,8 +81,21 @@ def answered(
     status: str,
 ) -> None:
     """Gateway: the whole request, as its client saw it."""
-    if not tracer.is_on:
-        return
+    if tracer.is_on:
+        what = (request_id, model, endpoint, stream, http_status, status)
+        tracer.note(own or parent, _answered, own, parent, what, start, end, first_byte_s)
+
+
+def _answered(
+    tracer: Tracer,
+    own: str | None,
+    parent: str | None,
+    what: tuple[str, str, Endpoint, bool, int | None, str],
+    start: float,
+    end: float,
+    first_byte_s: float | None,
+) -> None:
+    request_id, model, endpoint, stream, http_status, status = what
     attributes: dict[str, Any] = {
         REQUEST_ID: request_id,
         OPERATION: OPERATIONS[endpoint],
@@ -131,20 +146,35 @@ def rendered(
     """Render: the wait for it, and its work until the job, or the request's end, is published."""
     if not tracer.is_on:
         return
-    link = submission.traceparent if own is not None else None
-    parent = own or submission.traceparent
-    _queued(tracer, parent, "hr.v1.req.<tenant>.<model>.<lane>", submission.accepted, taken)
-    attributes: dict[str, Any] = {REQUEST_ID: submission.request_id, LANE: str(submission.lane)}
-    if timings is not None and timings.num_prompt_token_ids is not None:
-        attributes[INPUT_TOKENS] = timings.num_prompt_token_ids
+    above = submission.traceparent
+    what = (submission.request_id, str(submission.lane))
+    num = None if timings is None else timings.num_prompt_token_ids
+    times = (submission.accepted, taken, end)
+    tracer.note(own or above, _rendered, own, above, what, times, num, error)
+
+
+def _rendered(
+    tracer: Tracer,
+    own: str | None,
+    above: str | None,
+    what: tuple[str, str],
+    times: tuple[float, float, float],
+    num_prompt_token_ids: int | None,
+    error: str | None,
+) -> None:
+    accepted, taken, end = times
+    _queued(tracer, own or above, "hr.v1.req.<tenant>.<model>.<lane>", accepted, taken)
+    attributes: dict[str, Any] = {REQUEST_ID: what[0], LANE: what[1]}
+    if num_prompt_token_ids is not None:
+        attributes[INPUT_TOKENS] = num_prompt_token_ids
     tracer.span(
         RENDER,
-        None if own else parent,
+        None if own else above,
         taken,
         end,
         own=own,
         attributes=attributes,
-        link=link,
+        link=above if own is not None else None,
         error=error,
     )
 
@@ -154,40 +184,66 @@ def waited_for_prefill(
 ) -> None:
     """Decode: from a prefill task's publication until its handoff is here, or is not expected any more."""
     if tracer.is_on:
-        tracer.span(
-            PREFILL_WAIT, job.traceparent, task.published, end, own=task.traceparent, error=error
-        )
+        above, own = job.traceparent, task.traceparent
+        tracer.note(own or above, _waited_for_prefill, above, own, task.published, end, error)
+
+
+def _waited_for_prefill(
+    tracer: Tracer,
+    above: str | None,
+    own: str | None,
+    start: float,
+    end: float,
+    error: str | None,
+) -> None:
+    tracer.span(PREFILL_WAIT, above, start, end, own=own, error=error)
 
 
 def prefilled(
     tracer: Tracer, task: PrefillTask, answer: Handoff | PrefillFailed, end: float
 ) -> None:
     """Prefill: the wait of a task, and the prompt's forward pass."""
-    if not tracer.is_on or task.traceparent is None:
+    above = task.traceparent
+    if not tracer.is_on:
         return
     if isinstance(answer, PrefillFailed):
-        tracer.span(PREFILL, task.traceparent, end, end, error=answer.failure.code)
+        tracer.note(above, _not_prefilled, above, end, answer.failure.code)
         return
     taken = end - answer.prefill_s
-    queued = taken - answer.prefill_queue_s
-    _queued(tracer, task.traceparent, "hr.v1.pf.<pool>.<lane>", queued, taken)
-    tracer.span(
-        PREFILL,
-        task.traceparent,
-        taken,
-        end,
-        attributes={
-            INPUT_TOKENS: len(task.token_ids) // 4,
-            CACHED_TOKENS: answer.num_cached_token_ids,
-        },
-    )
+    times = (taken - answer.prefill_queue_s, taken, end)
+    num = token_ids.count(task.token_ids)
+    tracer.note(above, _prefilled, above, times, num, answer.num_cached_token_ids)
+
+
+def _not_prefilled(tracer: Tracer, above: str | None, end: float, error: str) -> None:
+    tracer.span(PREFILL, above, end, end, error=error)
+
+
+def _prefilled(
+    tracer: Tracer,
+    above: str | None,
+    times: tuple[float, float, float],
+    num_token_ids: int,
+    num_cached_token_ids: int,
+) -> None:
+    queued, taken, end = times
+    _queued(tracer, above, "hr.v1.pf.<pool>.<lane>", queued, taken)
+    attributes = {INPUT_TOKENS: num_token_ids, CACHED_TOKENS: num_cached_token_ids}
+    tracer.span(PREFILL, above, taken, end, attributes=attributes)
 
 
 def taken(tracer: Tracer, job: Job, when: float, num_delivered: int) -> None:
     """Decode: the wait of a job, as soon as it is taken."""
     if tracer.is_on:
-        what = "hr.v1.job.<pool>.<tenant>.<lane>"
-        _queued(tracer, job.traceparent, what, job.published, when, {NUM_DELIVERED: num_delivered})
+        above = job.traceparent
+        tracer.note(above, _taken, above, job.published, when, num_delivered)
+
+
+def _taken(
+    tracer: Tracer, above: str | None, published: float, when: float, num_delivered: int
+) -> None:
+    more = {NUM_DELIVERED: num_delivered}
+    _queued(tracer, above, "hr.v1.job.<pool>.<tenant>.<lane>", published, when, more)
 
 
 def decoded(
@@ -203,31 +259,52 @@ def decoded(
     error: str | None = None,
 ) -> None:
     """Decode: from when the prompt's KV cache can be had (`start`) to the last token ID."""
-    if not tracer.is_on or job.traceparent is None:
-        return
-    attributes: dict[str, Any] = {
-        OPERATION: OPERATIONS[job.endpoint],
-        MODEL: job.model,
-        NUM_CHOICES: job.n,
-        INPUT_TOKENS: timings.num_prompt_token_ids or 0,
-        CACHED_TOKENS: timings.num_cached_token_ids or 0,
-        OUTPUT_TOKENS: timings.num_output_token_ids or 0,
-        PREFILL_MODE: timings.prefill_mode or "none",
-    }
-    own = tracer.child(job.traceparent) if timings.kv_transfer_s is not None else None
+    if tracer.is_on:
+        above = job.traceparent
+        what = (job.endpoint, job.model, job.n)
+        moved = (num_descriptors, kv_parts or {})
+        tracer.note(above, _decoded, above, what, timings, (start, first, last), moved, error)
+
+
+def _decoded(
+    tracer: Tracer,
+    above: str | None,
+    what: tuple[Endpoint, str, int],
+    timings: Timings,
+    times: tuple[float, float | None, float],
+    moved: tuple[int | None, dict[str, float]],
+    error: str | None,
+) -> None:
+    endpoint, model, num_choices = what
+    start, first, last = times
+    own = None
     if timings.kv_transfer_s is not None:
-        moved = {KV_BYTES: timings.kv_transfer_bytes, KV_MS: timings.kv_transfer_s * 1e3}
+        own = tracer.child(above)
+        num_descriptors, parts = moved
+        of_kv: dict[str, Any] = {
+            KV_BYTES: timings.kv_transfer_bytes,
+            KV_MS: timings.kv_transfer_s * 1e3,
+        }
         if num_descriptors is not None:
-            moved[KV_DESCRIPTORS] = num_descriptors
-        moved |= {KV_PART_MS + part: seconds * 1e3 for part, seconds in (kv_parts or {}).items()}
-        tracer.span(KV_TRANSFER, own, start, start + timings.kv_transfer_s, attributes=moved)
+            of_kv[KV_DESCRIPTORS] = num_descriptors
+        for part, seconds in parts.items():
+            of_kv[KV_PART_MS + part] = seconds * 1e3
+        tracer.span(KV_TRANSFER, own, start, start + timings.kv_transfer_s, attributes=of_kv)
     tracer.span(
         DECODE,
-        job.traceparent,
+        above,
         start,
         last,
         own=own,
-        attributes=attributes,
+        attributes={
+            OPERATION: OPERATIONS[endpoint],
+            MODEL: model,
+            NUM_CHOICES: num_choices,
+            INPUT_TOKENS: timings.num_prompt_token_ids or 0,
+            CACHED_TOKENS: timings.num_cached_token_ids or 0,
+            OUTPUT_TOKENS: timings.num_output_token_ids or 0,
+            PREFILL_MODE: timings.prefill_mode or "none",
+        },
         events=() if first is None else ((FIRST_TOKEN, first),),
         error=error,
     )
@@ -237,9 +314,20 @@ def derendered(
     tracer: Tracer, job: Job, timings: Timings, *, start: float, end: float, error: str | None
 ) -> None:
     """Derender: from the claim until the terminal is published."""
-    if tracer.is_on and job.traceparent is not None:
-        attributes = {CPU_S: timings.derender_s or 0.0}
-        tracer.span(DERENDER, job.traceparent, start, end, attributes=attributes, error=error)
+    if tracer.is_on:
+        above = job.traceparent
+        tracer.note(above, _derendered, above, timings.derender_s or 0.0, start, end, error)
+
+
+def _derendered(
+    tracer: Tracer,
+    above: str | None,
+    cpu_s: float,
+    start: float,
+    end: float,
+    error: str | None,
+) -> None:
+    tracer.span(DERENDER, above, start, end, attributes={CPU_S: cpu_s}, error=error)
 
 
 def batch_ran(

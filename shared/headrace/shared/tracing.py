@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import gc
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,6 +19,7 @@ from headrace.shared.submission import valid_traceparent
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
+    from opentelemetry.sdk.trace.id_generator import IdGenerator
 
 Kind = Literal["internal", "server", "consumer"]
 Attributes = Mapping[str, Any]
@@ -26,6 +27,9 @@ Attributes = Mapping[str, Any]
 EXPORTER = "OTEL_TRACES_EXPORTER"
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+BATCH_SIZE = "OTEL_BSP_MAX_EXPORT_BATCH_SIZE"
+NOTES_A_BATCH = 1_024
+"""Unless the variable says otherwise: a post costs as much as writing some hundred spans. The queue has 2,048."""
 CLOSE_TIMEOUT_S = 5.0
 """For the last spans to be sent; a collector that is away must not hold up the end of a process."""
 
@@ -73,15 +77,36 @@ class Tracer:
         is not sampled, nothing happens.
         """
 
+    def note(self, traced: str | None, make: Callable[..., None], *details: Any) -> None:
+        """Have `make(tracer, *details)` hand in spans below the context `traced`, here or in another thread, later.
+
+        Nothing is done where the trace is not sampled. The details are kept for some seconds, so no payloads.
+        """
+        if self.is_on and is_sampled(traced):
+            make(self, *details)
+
     async def close(self) -> None:
         """Send what waits to be sent, for at most `CLOSE_TIMEOUT_S`."""
+
+
+def is_sampled(traceparent: str | None) -> bool:
+    """Whether there is a trace context, and its trace is sampled."""
+    return traceparent is not None and traceparent[-1:] in SAMPLED
+
+
+def child_of(parent: str | None, ids: IdGenerator) -> str | None:
+    """Return the trace context of a new span below `parent`. None: that is none, or broken."""
+    above = valid_traceparent(parent)
+    if above is None:
+        return None
+    return f"{above[:SPAN_ID]}{ids.generate_span_id():016x}{above[FLAGS:]}"
 
 
 OFF = Tracer()
 
 
 class _Exporting(Tracer):
-    """Notes spans; what is sent is made of them in the processor's thread (`span_maker.py`, `otlp_json.py`)."""
+    """Notes what spans are made of, in the processor's thread (`span_maker.py`, `otlp_json.py`)."""
 
     is_on = True
 
@@ -94,7 +119,8 @@ class _Exporting(Tracer):
 
         from headrace.shared import span_maker
 
-        self._trace, self._context_of, self._noted = trace, span_maker.context_of, span_maker.Noted
+        self._trace, self._context_of = trace, span_maker.context_of
+        self._noted, self._later = span_maker.Noted, span_maker.Later
         resource = Resource.create(attributes)
         # It reads the sampler's variables, and its generator makes the IDs.
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)
@@ -105,7 +131,8 @@ class _Exporting(Tracer):
             exporter.describe(resource, version, self._ids)
         else:
             exporter = span_maker.SpanMaker(exporter, resource, version, self._ids)
-        self._processor = BatchSpanProcessor(exporter)
+        batch = None if os.environ.get(BATCH_SIZE) else NOTES_A_BATCH
+        self._processor = BatchSpanProcessor(exporter, max_export_batch_size=batch)
 
     def begin(self, parent: str | None, *, is_linked: bool = False) -> str | None:
         above = None if is_linked else self._context_of(parent)
@@ -118,10 +145,7 @@ class _Exporting(Tracer):
         return f"00-{trace_id:032x}-{self._ids.generate_span_id():016x}-{flag:02x}"
 
     def child(self, parent: str | None) -> str | None:
-        above = valid_traceparent(parent)
-        if above is None:
-            return None
-        return f"{above[:SPAN_ID]}{self._ids.generate_span_id():016x}{above[FLAGS:]}"
+        return child_of(parent, self._ids)
 
     def span(
         self,
@@ -137,11 +161,15 @@ class _Exporting(Tracer):
         link: str | None = None,
         error: str | None = None,
     ) -> None:
-        traced = parent if own is None else own
-        if traced is None or traced[-1:] not in SAMPLED:
-            return
-        noted = self._noted(name, parent, own, start, end, kind, attributes, events, link, error)
-        self._processor.on_end(noted)  # type: ignore[arg-type]  # the maker behind it makes a span of it
+        if is_sampled(parent if own is None else own):
+            noted = self._noted(
+                name, parent, own, start, end, kind, attributes, events, link, error
+            )
+            self._processor.on_end(noted)  # type: ignore[arg-type]  # the maker behind it makes a span of it
+
+    def note(self, traced: str | None, make: Callable[..., None], *details: Any) -> None:
+        if is_sampled(traced):
+            self._processor.on_end(self._later(make, details))  # type: ignore[arg-type]
 
     async def close(self) -> None:
         with contextlib.suppress(TimeoutError):

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes, messaging_attributes
@@ -169,6 +171,76 @@ async def test_what_a_stage_notes_is_no_span_yet(
     await tracer.close()
     assert len(made_in) == 1
     assert threading.current_thread().name not in made_in
+
+
+async def test_spans_are_made_of_a_note_in_the_thread_that_sends_them(
+    exporter: InMemorySpanExporter,
+) -> None:
+    made_in: list[str] = []
+
+    def make(tracer: tracing.Tracer, name: str) -> None:
+        made_in.append(threading.current_thread().name)
+        own = tracer.child(PARENT)
+        tracer.span("kv.transfer", own, 1.0, 2.0)
+        tracer.span(name, PARENT, 1.0, 3.0, own=own)
+
+    tracer = tracing.start("decode", "decode-1", {})
+    tracer.note(PARENT, make, "decode")
+    await tracer.close()
+    transfer, decode = exporter.get_finished_spans()
+    assert (transfer.name, decode.name) == ("kv.transfer", "decode")
+    assert transfer.parent is not None
+    assert transfer.parent.span_id == decode.context.span_id
+    assert len(made_in) == 1
+    assert threading.current_thread().name not in made_in
+
+
+async def test_nothing_is_made_of_a_note_in_a_trace_that_is_not_sampled(
+    exporter: InMemorySpanExporter,
+) -> None:
+    def make(tracer: tracing.Tracer, above: str | None) -> None:
+        tracer.span("decode", above, 1.0, 2.0)
+
+    tracer = tracing.start("decode", "decode-1", {})
+    for above in (None, f"{PARENT[:-2]}00", PARENT):
+        tracer.note(above, make, above)
+        tracing.OFF.note(above, make, above)
+    await tracer.close()
+    assert len(exporter.get_finished_spans()) == 1
+
+
+async def test_a_note_of_which_no_span_can_be_made_costs_no_other(
+    exporter: InMemorySpanExporter, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(tracer: tracing.Tracer) -> None:
+        raise ValueError("injected")
+
+    tracer = tracing.start("decode", "decode-1", {})
+    tracer.note(PARENT, fail)
+    tracer.span("decode", PARENT, 1.0, 2.0)
+    await tracer.close()
+    assert [span.name for span in exporter.get_finished_spans()] == ["decode"]
+    assert [record.__dict__.get("action") for record in caplog.records] == ["span_failed"]
+
+
+@pytest.mark.parametrize("size", ["", "7"])
+async def test_the_size_of_a_batch_is_the_variables_where_it_is_set(
+    exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch, size: str
+) -> None:
+    sizes: list[int] = []
+    taken = exporter.export
+
+    def export(spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        sizes.append(len(spans))
+        return taken(spans)
+
+    monkeypatch.setattr(exporter, "export", export)
+    monkeypatch.setenv(tracing.BATCH_SIZE, size)
+    tracer = tracing.start("decode", "decode-1", {})
+    for _ in range(7 * 100):
+        tracer.span("decode", PARENT, 1.0, 2.0)
+    await tracer.close()
+    assert set(sizes) == ({7} if size else {700})
 
 
 @pytest.mark.parametrize("broken", ["x", f"{PARENT}-", f"00-{'0' * 32}-{'0' * 16}-01"])

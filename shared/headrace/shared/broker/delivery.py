@@ -98,7 +98,7 @@ class Delivery:
         # Most blocks end before it goes off: it costs them no task.
         timer = loop.call_at(
             self._taken_at + self._ack_wait_s / 3,
-            lambda: signs.append(loop.create_task(self._signs_of_life())),
+            lambda: signs.append(loop.create_task(self._keep_alive())),
         )
         try:
             yield
@@ -108,7 +108,7 @@ class Delivery:
                 task.cancel()
             await asyncio.gather(*signs, return_exceptions=True)
 
-    async def _signs_of_life(self) -> None:
+    async def _keep_alive(self) -> None:
         while True:
             try:
                 await self.in_progress()
