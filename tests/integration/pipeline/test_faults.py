@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import json
 import logging
 import time
@@ -14,6 +15,8 @@ import httpx
 import msgspec
 import pytest
 
+from headrace.decode.elsewhere import Elsewhere
+from headrace.decode.handler import DecodeHandler
 from headrace.decode.service import DecodeService
 from headrace.shared import subjects, wire
 from headrace.shared.broker import Broker, Delivery, Received, WorkQueue
@@ -550,3 +553,38 @@ async def test_a_job_that_comes_again_to_the_worker_that_has_it_still_is_not_run
     held.decode[0].release()
     answer = await answering
     assert answer.json()["choices"][0]["text"] == expected_text("paused", 16)
+
+
+async def test_a_job_that_comes_twice_while_others_are_asked_for_it_is_run_once(
+    pipeline: Pipeline, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a dead worker's job is given back by two of those that saw it die."""
+    asking, num_runs = itertools.count(1), itertools.count()
+    both = asyncio.Event()
+    job_queue, generate = WorkQueue.job.__func__, DecodeHandler.generate  # type: ignore[attr-defined]
+
+    async def has(self: Elsewhere, job: Job) -> bool:
+        if next(asking) == 2:
+            both.set()
+        await both.wait()
+        return False
+
+    async def silent(self: Delivery) -> None:
+        await asyncio.Event().wait()
+
+    async def counted(self: DecodeHandler, *given: Any) -> None:
+        next(num_runs)
+        await generate(self, *given)
+
+    def hasty(cls: type[WorkQueue], pool: str, lane: Lane) -> WorkQueue:
+        return dataclasses.replace(job_queue(cls, pool, lane), ack_wait_s=0.3)
+
+    monkeypatch.setattr(Elsewhere, "has", has)
+    monkeypatch.setattr(Delivery, "_keep_alive", silent)
+    monkeypatch.setattr(DecodeHandler, "generate", counted)
+    monkeypatch.setattr(DecodeService, "_may_be_forgotten", lambda self, job: True)
+    monkeypatch.setattr(WorkQueue, "job", classmethod(hasty))
+    await pipeline.start(Role.GATEWAY, *STAGES)
+    answer = await client.post("/v1/completions", json=completion(pipeline, "twice"))
+    assert answer.json()["choices"][0]["text"] == expected_text("twice", 16)
+    assert next(num_runs) == 1

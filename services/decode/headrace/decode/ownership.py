@@ -75,7 +75,8 @@ class Ownership:
         try:
             yield owned
         finally:
-            del self._owned[job.tenant, job.request_id]
+            if self.get(job) is owned:
+                del self._owned[job.tenant, job.request_id]
             if not owned.ended.done():
                 owned.ended.set_result(False)
 

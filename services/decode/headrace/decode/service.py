@@ -171,6 +171,9 @@ class DecodeService:
                 )
                 await self._worker.hand_back(delivery, ELSEWHERE_PAUSE_S)
                 return
+            # While others were asked, it may have come here once more, and been taken on.
+            if is_in_doubt and await self._ownership.settled(job, delivery):
+                return
             await self._take_on(job, delivery)
 
     async def _take_on(self, job: Job, delivery: Delivery) -> None:
