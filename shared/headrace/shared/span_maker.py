@@ -18,7 +18,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from headrace.shared.submission import valid_traceparent
-from headrace.shared.tracing import Attributes, Kind, Tracer, child_of
+from headrace.shared.tracing import Tracer, child_of
 
 logger = logging.getLogger(__name__)
 
@@ -79,23 +79,8 @@ class _Collecting(Tracer):
     def child(self, parent: str | None) -> str | None:
         return child_of(parent, self._ids)
 
-    def span(
-        self,
-        name: str,
-        parent: str | None,
-        start: float,
-        end: float,
-        *,
-        own: str | None = None,
-        kind: Kind = "internal",
-        attributes: Attributes | None = None,
-        events: Sequence[tuple[str, float]] = (),
-        link: str | None = None,
-        error: str | None = None,
-    ) -> None:
-        self.spans.append(
-            Noted(name, parent, own, start, end, kind, attributes, events, link, error)
-        )
+    def _hand_in(self, *span: Any) -> None:
+        self.spans.append(Noted(*span))
 
 
 def spans_of(batch: Sequence[Noted | Later], ids: IdGenerator) -> list[Noted]:

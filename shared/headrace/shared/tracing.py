@@ -27,9 +27,9 @@ Attributes = Mapping[str, Any]
 EXPORTER = "OTEL_TRACES_EXPORTER"
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-BATCH_SIZE = "OTEL_BSP_MAX_EXPORT_BATCH_SIZE"
+BATCH_SIZE, QUEUE_SIZE = "OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "OTEL_BSP_MAX_QUEUE_SIZE"
 NOTES_A_BATCH = 1_024
-"""Unless the variable says otherwise: a post costs as much as writing some hundred spans. The queue has 2,048."""
+"""Where neither is set: a post costs as much as writing some hundred spans. The queue holds 2,048 then."""
 CLOSE_TIMEOUT_S = 5.0
 """For the last spans to be sent; a collector that is away must not hold up the end of a process."""
 
@@ -76,6 +76,11 @@ class Tracer:
         `link` the context of another trace, `error` a stable word. Without `parent` and `own`, and where the trace
         is not sampled, nothing happens.
         """
+        if self.is_on and is_sampled(parent if own is None else own):
+            self._hand_in(name, parent, own, start, end, kind, attributes, events, link, error)
+
+    def _hand_in(self, *span: Any) -> None:
+        """Take a span that is sampled, as the fields of `span_maker.Noted`."""
 
     def note(self, traced: str | None, make: Callable[..., None], *details: Any) -> None:
         """Have `make(tracer, *details)` hand in spans below the context `traced`, here or in another thread, later.
@@ -106,7 +111,7 @@ OFF = Tracer()
 
 
 class _Exporting(Tracer):
-    """Notes what spans are made of, in the processor's thread (`span_maker.py`, `otlp_json.py`)."""
+    """Notes what the processor's thread makes spans of (`span_maker.py`, `otlp_json.py`)."""
 
     is_on = True
 
@@ -131,7 +136,8 @@ class _Exporting(Tracer):
             exporter.describe(resource, version, self._ids)
         else:
             exporter = span_maker.SpanMaker(exporter, resource, version, self._ids)
-        batch = None if os.environ.get(BATCH_SIZE) else NOTES_A_BATCH
+        is_set = any(os.environ.get(name) for name in (BATCH_SIZE, QUEUE_SIZE))
+        batch = None if is_set else NOTES_A_BATCH
         self._processor = BatchSpanProcessor(exporter, max_export_batch_size=batch)
 
     def begin(self, parent: str | None, *, is_linked: bool = False) -> str | None:
@@ -147,25 +153,8 @@ class _Exporting(Tracer):
     def child(self, parent: str | None) -> str | None:
         return child_of(parent, self._ids)
 
-    def span(
-        self,
-        name: str,
-        parent: str | None,
-        start: float,
-        end: float,
-        *,
-        own: str | None = None,
-        kind: Kind = "internal",
-        attributes: Attributes | None = None,
-        events: Sequence[tuple[str, float]] = (),
-        link: str | None = None,
-        error: str | None = None,
-    ) -> None:
-        if is_sampled(parent if own is None else own):
-            noted = self._noted(
-                name, parent, own, start, end, kind, attributes, events, link, error
-            )
-            self._processor.on_end(noted)  # type: ignore[arg-type]  # the maker behind it makes a span of it
+    def _hand_in(self, *span: Any) -> None:
+        self._processor.on_end(self._noted(*span))  # type: ignore[arg-type]  # a span is made of it there
 
     def note(self, traced: str | None, make: Callable[..., None], *details: Any) -> None:
         if is_sampled(traced):

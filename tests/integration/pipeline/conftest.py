@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -21,10 +23,10 @@ from headrace.prefill import engine as prefill_engines
 from headrace.prefill import service as prefill
 from headrace.render import service as render
 from headrace.shared import settings as settings_module
-from headrace.shared.broker import Broker
+from headrace.shared.broker import Broker, Delivery, WorkQueue
 from headrace.shared.nats_server import NatsServer
 from headrace.shared.settings import EngineKind, Settings
-from headrace.shared.subjects import Role
+from headrace.shared.subjects import Lane, Role
 from headrace.shared.workers import WorkerTable
 
 from ...ports import free_port
@@ -178,3 +180,25 @@ async def client(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
     url = f"http://127.0.0.1:{settings.gateway.port}"
     async with httpx.AsyncClient(base_url=url, timeout=120) as client:
         yield client
+
+
+def shorten_ack_wait(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Have the broker give a job whose worker is silent to another one so soon."""
+    job = WorkQueue.job.__func__  # type: ignore[attr-defined]
+
+    def short(cls: type[WorkQueue], pool: str, lane: Lane) -> WorkQueue:
+        return dataclasses.replace(job(cls, pool, lane), ack_wait_s=seconds)
+
+    monkeypatch.setattr(WorkQueue, "job", classmethod(short))
+
+
+def keep_silent(monkeypatch: pytest.MonkeyPatch, num_deliveries: float = math.inf) -> None:
+    """Have workers give no sign of life in so many deliveries of a message."""
+    keep_alive = Delivery._keep_alive
+
+    async def silent(self: Delivery) -> None:
+        if self.num_delivered > num_deliveries:
+            await keep_alive(self)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Delivery, "_keep_alive", silent)

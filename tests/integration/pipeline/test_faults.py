@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import itertools
 import json
 import logging
@@ -19,14 +18,14 @@ from headrace.decode.elsewhere import Elsewhere
 from headrace.decode.handler import DecodeHandler
 from headrace.decode.service import DecodeService
 from headrace.shared import subjects, wire
-from headrace.shared.broker import Broker, Delivery, Received, WorkQueue
+from headrace.shared.broker import Broker, Delivery, Received
 from headrace.shared.errors import QueueFullError
 from headrace.shared.messages import Chunk, DeadLetter, Handoff, Job, Prompt, Terminal
 from headrace.shared.settings import Settings
 from headrace.shared.subjects import Lane, Role
 from headrace.shared.worker import MAX_DELIVERIES
 
-from .conftest import STAGES, Engines, Pipeline
+from .conftest import STAGES, Engines, Pipeline, keep_silent, shorten_ack_wait
 from .test_flow import expected_text
 
 LONG = {"max_tokens": 2_000, "ignore_eos": True}
@@ -528,22 +527,16 @@ async def test_a_job_that_comes_again_to_the_worker_that_has_it_still_is_not_run
 ) -> None:
     """As after a pause that was longer than `ack_wait`: the broker gives the job to the same worker again."""
     came_again = asyncio.Event()
-    work, job_queue = DecodeService._work, WorkQueue.job.__func__  # type: ignore[attr-defined]
+    work = DecodeService._work
 
     async def noted(self: DecodeService, delivery: Delivery) -> None:
         if delivery.num_delivered > 1:
             came_again.set()
         await work(self, delivery)
 
-    async def silent(self: Delivery) -> None:
-        await asyncio.Event().wait()
-
-    def hasty(cls: type[WorkQueue], pool: str, lane: Lane) -> WorkQueue:
-        return dataclasses.replace(job_queue(cls, pool, lane), ack_wait_s=0.3)
-
     monkeypatch.setattr(DecodeService, "_work", noted)
-    monkeypatch.setattr(Delivery, "_keep_alive", silent)
-    monkeypatch.setattr(WorkQueue, "job", classmethod(hasty))
+    keep_silent(monkeypatch)
+    shorten_ack_wait(monkeypatch, 0.3)
     await pipeline.start(Role.GATEWAY, *STAGES)
     answering = asyncio.create_task(
         client.post("/v1/completions", json=completion(pipeline, "paused"))
@@ -561,7 +554,7 @@ async def test_a_job_that_comes_twice_while_others_are_asked_for_it_is_run_once(
     """As when a dead worker's job is given back by two of those that saw it die."""
     asking, num_runs = itertools.count(1), itertools.count()
     both = asyncio.Event()
-    job_queue, generate = WorkQueue.job.__func__, DecodeHandler.generate  # type: ignore[attr-defined]
+    generate = DecodeHandler.generate
 
     async def has(self: Elsewhere, job: Job) -> bool:
         if next(asking) == 2:
@@ -569,21 +562,15 @@ async def test_a_job_that_comes_twice_while_others_are_asked_for_it_is_run_once(
         await both.wait()
         return False
 
-    async def silent(self: Delivery) -> None:
-        await asyncio.Event().wait()
-
     async def counted(self: DecodeHandler, *given: Any) -> None:
         next(num_runs)
         await generate(self, *given)
 
-    def hasty(cls: type[WorkQueue], pool: str, lane: Lane) -> WorkQueue:
-        return dataclasses.replace(job_queue(cls, pool, lane), ack_wait_s=0.3)
-
     monkeypatch.setattr(Elsewhere, "has", has)
-    monkeypatch.setattr(Delivery, "_keep_alive", silent)
+    keep_silent(monkeypatch)
     monkeypatch.setattr(DecodeHandler, "generate", counted)
     monkeypatch.setattr(DecodeService, "_may_be_forgotten", lambda self, job: True)
-    monkeypatch.setattr(WorkQueue, "job", classmethod(hasty))
+    shorten_ack_wait(monkeypatch, 0.3)
     await pipeline.start(Role.GATEWAY, *STAGES)
     answer = await client.post("/v1/completions", json=completion(pipeline, "twice"))
     assert answer.json()["choices"][0]["text"] == expected_text("twice", 16)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 from typing import Any
 
@@ -19,7 +18,7 @@ from headrace.shared.messages import Chunk, StreamGone, Takeover, Terminal
 from headrace.shared.subjects import Lane, Role
 from headrace.shared.worker import Worker
 
-from .conftest import Engines, Pipeline, Service
+from .conftest import Engines, Pipeline, Service, shorten_ack_wait
 from .test_faults import completion, pool_of, slow, sse, text_of
 from .test_flow import expected_text
 
@@ -59,12 +58,7 @@ def brokers(monkeypatch: pytest.MonkeyPatch) -> Brokers:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """The broker gives a job whose worker is silent to another one soon."""
-    job = WorkQueue.job.__func__  # type: ignore[attr-defined]
-
-    def short(cls: type[WorkQueue], pool: str, lane: Lane) -> WorkQueue:
-        return dataclasses.replace(job(cls, pool, lane), ack_wait_s=1.0)
-
-    monkeypatch.setattr(WorkQueue, "job", classmethod(short))
+    shorten_ack_wait(monkeypatch, 1.0)
 
 
 class Answer:

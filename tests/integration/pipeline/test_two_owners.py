@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import itertools
 import signal
 import sys
@@ -27,7 +26,7 @@ from headrace.shared.owners import Owners
 from headrace.shared.subjects import Lane, Role
 from headrace.shared.worker import Worker
 
-from .conftest import Engines, Pipeline
+from .conftest import Engines, Pipeline, keep_silent, shorten_ack_wait
 from .test_faults import completion, pool_of, slow, sse, text_of
 from .test_flow import expected_text
 from .test_takeover import until_settled
@@ -50,12 +49,7 @@ main(["serve", "decode", "--engine", "fake", *sys.argv[1:]])
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """The broker gives a job whose worker is silent to another one soon."""
-    job = WorkQueue.job.__func__  # type: ignore[attr-defined]
-
-    def short(cls: type[WorkQueue], pool: str, lane: Lane) -> WorkQueue:
-        return dataclasses.replace(job(cls, pool, lane), ack_wait_s=1.0)
-
-    monkeypatch.setattr(WorkQueue, "job", classmethod(short))
+    shorten_ack_wait(monkeypatch, 1.0)
 
 
 @pytest.fixture(autouse=True)
@@ -136,14 +130,7 @@ async def test_an_owner_whose_job_is_taken_over_aborts_it_and_says_nothing_more(
     monkeypatch: pytest.MonkeyPatch,
     heard: str,
 ) -> None:
-    keep_alive = Delivery._keep_alive
-
-    async def silent_at_first(self: Delivery) -> None:
-        if self.num_delivered > 1:
-            await keep_alive(self)
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(Delivery, "_keep_alive", silent_at_first)
+    keep_silent(monkeypatch, num_deliveries=1)
     if heard != "by all":
         monkeypatch.setattr(Ownership, "_on_takeover", lambda self, received: None)
     slow_with_one_slot(pipeline)
@@ -421,14 +408,7 @@ async def test_a_job_that_comes_again_while_its_owner_is_there_is_left_to_it(
     asked: asyncio.Queue[bool],
 ) -> None:
     """As when a worker that was cut off gives back what another one has by now: the broker takes anybody's word."""
-    keep_alive = Delivery._keep_alive
-
-    async def silent_at_first(self: Delivery) -> None:
-        if self.num_delivered > 1:
-            await keep_alive(self)
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(Delivery, "_keep_alive", silent_at_first)
+    keep_silent(monkeypatch, num_deliveries=1)
     monkeypatch.setattr(DecodeService, "_may_be_forgotten", lambda self, job: False)
     slow_with_one_slot(pipeline)
     await pipeline.start(Role.GATEWAY, Role.RENDER, Role.PREFILL, Role.DERENDER)

@@ -243,6 +243,16 @@ async def test_the_size_of_a_batch_is_the_variables_where_it_is_set(
     assert set(sizes) == ({7} if size else {700})
 
 
+async def test_a_queue_may_be_smaller_than_a_batch_is_by_default(
+    exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(tracing.QUEUE_SIZE, "600")
+    tracer = tracing.start("decode", "decode-1", {})
+    tracer.span("decode", PARENT, 1.0, 2.0)
+    await tracer.close()
+    assert len(exporter.get_finished_spans()) == 1
+
+
 @pytest.mark.parametrize("broken", ["x", f"{PARENT}-", f"00-{'0' * 32}-{'0' * 16}-01"])
 async def test_a_broken_context_begins_a_new_trace_and_fails_nothing(
     exporter: InMemorySpanExporter, broken: str

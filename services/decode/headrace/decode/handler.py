@@ -122,14 +122,10 @@ class DecodeHandler:
 
         Raises: RequestError for this request, EngineDeadError for the worker.
         """
-        prompts = [
+        await all_or_none(
             self._prompt(job, number, prompt, stream, watch)
             for number, prompt in enumerate(job.prompts)
-        ]
-        if len(prompts) == 1:
-            await prompts[0]  # without a task of its own: it is on its way a moment earlier
-        else:
-            await all_or_none(prompts)
+        )
 
     async def _prompt(
         self, job: Job, number: int, prompt: Prompt, stream: Stream, watch: Stopwatch
