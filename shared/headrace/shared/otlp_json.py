@@ -112,7 +112,7 @@ class Writer:
         ]
         if noted.error is not None:
             comma = "," if noted.attributes else ""
-            parts.append(f"{comma}{_attribute('error.type', noted.error)}")
+            parts.append(f"{comma}{_attributes({'error.type': noted.error})}")
         parts.append("]")
         if above is not None:
             parts.append(f',"parentSpanId":"{above[1]}"')
@@ -143,23 +143,26 @@ def _ids_of(traceparent: str | None) -> tuple[str, str] | None:
     if traceparent is None or valid_traceparent(traceparent) is None:
         return None
     _, trace_id, span_id, _ = traceparent.split("-")
-    return (trace_id, span_id) if trace_id.strip("0") and span_id.strip("0") else None
+    return trace_id, span_id
 
 
 def _attributes(attributes: Mapping[str, Any]) -> str:
-    return ",".join([_attribute(key, value) for key, value in attributes.items()])
+    written = []
+    for key, value in attributes.items():
+        head = _HEADS.get(key) or _head(key)
+        if type(value) is str:  # most are
+            written.append(f'{head}{{"stringValue":{quoted(value)}}}}}')
+        else:
+            written.append(f"{head}{_value(value)}}}")
+    return ",".join(written)
 
 
-def _attribute(key: str, value: Any) -> str:
-    return f'{{"key":{_QUOTED.get(key) or _quoted_key(key)},"value":{_value(value)}}}'
+def _head(key: str) -> str:
+    return _HEADS.setdefault(key, f'{{"key":{quoted(key)},"value":')
 
 
-def _quoted_key(key: str) -> str:
-    return _QUOTED.setdefault(key, quoted(key))
-
-
-_QUOTED: dict[str, str] = {}
-"""Keys are the code's own, so there are not many."""
+_HEADS: dict[str, str] = {}
+"""How an attribute begins. Keys are the code's own, so there are not many."""
 
 
 def _value(value: Any) -> str:

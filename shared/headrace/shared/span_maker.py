@@ -8,17 +8,28 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.id_generator import IdGenerator
+from opentelemetry.sdk.trace.sampling import DEFAULT_ON, Decision, Sampler
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from opentelemetry.trace import (
+    Link,
+    NonRecordingSpan,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    set_span_in_context,
+)
 
 from headrace.shared.submission import valid_traceparent
-from headrace.shared.tracing import Tracer, child_of
+from headrace.shared.tracing import Tracer, child_of, is_sampled
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +41,10 @@ KINDS = {
 }
 OK = Status()
 FLAGS = (TraceFlags(0), TraceFlags(1))
+
+
+SAMPLED: Any = SimpleNamespace(trace_flags=SimpleNamespace(sampled=True))
+"""What the processor looks at: it drops what is not sampled, and only what is was noted."""
 
 
 class Noted(NamedTuple):
@@ -47,24 +62,37 @@ class Noted(NamedTuple):
     error: str | None
 
     @property
-    def context(self) -> SpanContext:
-        """What the processor looks at: it drops what is not sampled, and only what is was noted."""
+    def context(self) -> Any:
+        """What the processor looks at."""
         return SAMPLED
 
 
-SAMPLED = SpanContext(1, 1, False, FLAGS[1])
+class Later(tuple[Callable[..., None], tuple[Any, ...]]):
+    """What spans are made of, as `Tracer.note` was told of it: a function, and its details.
+
+    No named tuple, which a function in Python would make: this is made while a request is on its way.
+    """
+
+    __slots__ = ()
+    context = SAMPLED
 
 
-class Later(NamedTuple):
-    """What spans are made of, as `Tracer.note` was told of it."""
+class Sampling:
+    """Asks the sampler which requests have spans; not the default one, whose answer is known."""
 
-    make: Callable[..., None]
-    details: tuple[Any, ...]
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+        self._follows = sampler is DEFAULT_ON  # all, but those whose parent is not sampled
 
-    @property
-    def context(self) -> SpanContext:
-        """As that of `Noted`."""
-        return SAMPLED
+    def takes(self, above: str | None, trace_id: str) -> bool:
+        """Whether the trace is sampled, below the context `above` if there is one."""
+        if self._follows:
+            return above is None or is_sampled(above)
+        parent, context = context_of(above), None
+        if parent is not None:
+            context = set_span_in_context(NonRecordingSpan(parent))
+        result = self._sampler.should_sample(context, int(trace_id, 16), "request")
+        return result.decision is Decision.RECORD_AND_SAMPLE
 
 
 class _Collecting(Tracer):
@@ -90,8 +118,9 @@ def spans_of(batch: Sequence[Noted | Later], ids: IdGenerator) -> list[Noted]:
         if isinstance(note, Noted):
             collecting.spans.append(note)
             continue
+        make, details = note
         try:
-            note.make(collecting, *note.details)
+            make(collecting, *details)
         except Exception:
             logger.exception("no span made", extra={"action": "span_failed"})
     return collecting.spans
@@ -177,11 +206,10 @@ class HashedOnce(Resource):
 
 def context_of(traceparent: str | None) -> SpanContext | None:
     """Return the context that a `traceparent` names. None: none, or a broken one."""
-    if valid_traceparent(traceparent) is None or traceparent is None:
+    if traceparent is None or valid_traceparent(traceparent) is None:
         return None
     _, trace_id, span_id, flags = traceparent.split("-")
-    context = SpanContext(int(trace_id, 16), int(span_id, 16), True, FLAGS[int(flags, 16) & 1])
-    return context if context.is_valid else None
+    return SpanContext(int(trace_id, 16), int(span_id, 16), True, FLAGS[int(flags, 16) & 1])
 
 
 def _ns(seconds: float) -> int:

@@ -31,7 +31,9 @@ KEEP = "Hr-Keep"
 DEFAULT_DEADLINE_S = RenderSettings().deadlines_s
 
 _ENDPOINTS: dict[str, Endpoint] = {endpoint: endpoint for endpoint in get_args(Endpoint)}
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_TRACEPARENT = re.compile(
+    r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+)
 
 
 def valid_traceparent(value: str | None) -> str | None:

@@ -34,7 +34,7 @@ CLOSE_TIMEOUT_S = 5.0
 """For the last spans to be sent; a collector that is away must not hold up the end of a process."""
 
 
-SPAN_ID, FLAGS = 36, 52
+TRACE_ID, SPAN_ID, FLAGS = 3, 36, 52
 """Where these begin in a `traceparent`; the flags with their hyphen."""
 SAMPLED = frozenset("13579bdf")
 """Last digits of a `traceparent` that is sampled."""
@@ -116,21 +116,18 @@ class _Exporting(Tracer):
     is_on = True
 
     def __init__(self, exporter: SpanExporter, attributes: dict[str, str]) -> None:
-        from opentelemetry import trace
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
-        from opentelemetry.sdk.trace.sampling import Decision
 
         from headrace.shared import span_maker
 
-        self._trace, self._context_of = trace, span_maker.context_of
         self._noted, self._later = span_maker.Noted, span_maker.Later
         resource = Resource.create(attributes)
         # It reads the sampler's variables, and its generator makes the IDs.
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._sampler, self._ids = provider.sampler, provider.id_generator
-        self._sampled = Decision.RECORD_AND_SAMPLE
+        self._ids = provider.id_generator
+        self._sampling = span_maker.Sampling(provider.sampler)
         version = attributes["service.version"]
         if isinstance(exporter, span_maker.NotedExporter):
             exporter.describe(resource, version, self._ids)
@@ -141,14 +138,13 @@ class _Exporting(Tracer):
         self._processor = BatchSpanProcessor(exporter, max_export_batch_size=batch)
 
     def begin(self, parent: str | None, *, is_linked: bool = False) -> str | None:
-        above = None if is_linked else self._context_of(parent)
-        trace_id = self._ids.generate_trace_id() if above is None else above.trace_id
-        context = None
-        if above is not None:
-            context = self._trace.set_span_in_context(self._trace.NonRecordingSpan(above))
-        decision = self._sampler.should_sample(context, trace_id, "request").decision
-        flag = int(decision is self._sampled)
-        return f"00-{trace_id:032x}-{self._ids.generate_span_id():016x}-{flag:02x}"
+        above = None if is_linked else valid_traceparent(parent)
+        if above is None:
+            trace_id = f"{self._ids.generate_trace_id():032x}"
+        else:
+            trace_id = above[TRACE_ID : SPAN_ID - 1]
+        flags = "01" if self._sampling.takes(above, trace_id) else "00"
+        return f"00-{trace_id}-{self._ids.generate_span_id():016x}-{flags}"
 
     def child(self, parent: str | None) -> str | None:
         return child_of(parent, self._ids)
@@ -158,7 +154,7 @@ class _Exporting(Tracer):
 
     def note(self, traced: str | None, make: Callable[..., None], *details: Any) -> None:
         if is_sampled(traced):
-            self._processor.on_end(self._later(make, details))  # type: ignore[arg-type]
+            self._processor.on_end(self._later((make, details)))  # type: ignore[arg-type]
 
     async def close(self) -> None:
         with contextlib.suppress(TimeoutError):

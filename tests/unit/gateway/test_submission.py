@@ -59,7 +59,19 @@ def test_what_is_wrong_with_a_submission_is_named(subject, headers, word):
         Submission.from_received(subject, headers, b"{}", now=0.0)
 
 
-@pytest.mark.parametrize("value", [None, "", "00-abc", TRACE.upper(), TRACE + "\n"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        "",
+        "00-abc",
+        TRACE.upper(),
+        TRACE + "\n",
+        TRACE.replace("a", "0"),
+        TRACE.replace("b", "0"),
+        "ff" + TRACE[2:],
+    ],
+)
 def test_a_broken_trace_context_is_dropped(value):
     assert valid_traceparent(value) is None
 

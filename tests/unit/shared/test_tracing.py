@@ -18,6 +18,7 @@ from headrace.shared.errors import SettingsError
 from headrace.shared.span_maker import MAX_CONTEXTS, Noted, SpanMaker
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+UNSAMPLED = f"{PARENT[:-2]}00"
 
 
 @pytest.fixture
@@ -114,24 +115,39 @@ async def test_a_span_lies_under_the_context_that_came(exporter: InMemorySpanExp
     assert span.resource.attributes["service.instance.id"] == "render-1"
 
 
-async def test_the_sampler_of_the_environment_decides_on_a_new_trace(
-    exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("sampler", "flags"),
+    [
+        (None, ["01", "01", "00"]),
+        ("parentbased_always_off", ["00", "01", "00"]),
+        ("always_on", ["01", "01", "01"]),
+        ("always_off", ["00", "00", "00"]),
+    ],
+)
+async def test_the_sampler_of_the_environment_decides_which_traces_are_sampled(
+    exporter: InMemorySpanExporter,
+    monkeypatch: pytest.MonkeyPatch,
+    sampler: str | None,
+    flags: list[str],
 ) -> None:
-    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
+    if sampler is not None:
+        monkeypatch.setenv("OTEL_TRACES_SAMPLER", sampler)
     tracer = tracing.start("render", "render-1", {})
-    unsampled, sampled = tracer.begin(None), tracer.begin(PARENT)
-    assert unsampled is not None
-    assert sampled is not None
-    assert (unsampled[-2:], sampled[-2:]) == ("00", "01")
-    for context in (unsampled, sampled):
+    contexts = [tracer.begin(parent) for parent in (None, PARENT, UNSAMPLED)]
+    assert [None if context is None else context[-2:] for context in contexts] == flags
+    assert [context.split("-")[1] for context in contexts[1:] if context] == [
+        PARENT.split("-")[1]
+    ] * 2
+    for context in contexts:
         tracer.span("render", context, 1.0, 2.0)
     await tracer.close()
-    assert [f"{span.context.trace_id:032x}" for span in exporter.get_finished_spans()] == [
-        PARENT.split("-")[1]
+    traces = [f"{span.context.trace_id:032x}" for span in exporter.get_finished_spans()]
+    assert traces == [
+        context.split("-")[1] for context in contexts if context and context.endswith("01")
     ]
 
 
-@pytest.mark.parametrize("parent", [PARENT, f"{PARENT[:-2]}00"], ids=["sampled", "unsampled"])
+@pytest.mark.parametrize("parent", [PARENT, UNSAMPLED], ids=["sampled", "unsampled"])
 async def test_a_child_is_of_its_parents_trace_and_sampled_as_that_is(
     exporter: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch, parent: str
 ) -> None:
